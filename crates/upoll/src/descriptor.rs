@@ -1,4 +1,4 @@
-//! Descriptors of the kernel whose number is known to mean one open file.
+//! Fds of the kernel that are known to mean one open file.
 
 use core::fmt;
 use core::ops::Deref;
@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// An owner or borrower of a kernel fd, with an identity of its own.
 ///
-/// An fd means one open file only until it is closed. The kernel then uses the same number for
-/// another file, so the number alone does not identify the file. A `Descriptor` has an identity
+/// An fd means one open file only until it is closed. The kernel then uses the same fd for
+/// another file, so the fd alone does not identify the file. A `Descriptor` has an identity
 /// that no other one ever has. So a [`PollContext`](crate::PollContext) can leave it registered
 /// between calls and know that its fd still means the same file.
 ///
@@ -52,7 +52,7 @@ impl<T: AsFd> Descriptor<T> {
         }
     }
 
-    /// The number, and which open file it means.
+    /// The fd, and which open file it means.
     #[must_use]
     #[inline]
     pub fn by_ref(&self) -> DescriptorRef<'_> {

@@ -31,7 +31,7 @@ bitflags! {
         const SEMAPHORE = 1;
         /// `EFD_NONBLOCK`: blocking calls fail with `EAGAIN` instead of waiting.
         const NONBLOCK = 0o4_000;
-        /// `EFD_CLOEXEC`: meaningful once the object has a descriptor number; accepted here.
+        /// `EFD_CLOEXEC`: meaningful once the object has an fd; accepted here.
         const CLOEXEC = 0o2_000_000;
         const _ = !0;
     }

@@ -22,7 +22,7 @@ bitflags! {
         /// `O_DIRECT`: each write makes packets of up to [`PIPE_BUF`] bytes, and a read takes one,
         /// all of it or what there is room for; the rest of it is gone. Only the writer's counts.
         const DIRECT = 0o40_000;
-        /// `O_CLOEXEC`: meaningful once the end has a descriptor number; accepted here.
+        /// `O_CLOEXEC`: meaningful once the end has an fd; accepted here.
         const CLOEXEC = 0o2_000_000;
         const _ = !0;
     }

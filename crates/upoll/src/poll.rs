@@ -52,7 +52,7 @@ impl<'a> PollFd<'a> {
         }
     }
 
-    /// An entry that is passed over, as one with a negative number: its `revents` become empty.
+    /// An entry that is passed over, as one with a negative fd: its `revents` become empty.
     #[must_use]
     pub const fn ignored() -> Self {
         PollFd {
@@ -62,7 +62,7 @@ impl<'a> PollFd<'a> {
         }
     }
 
-    /// An entry for a number that is not open: it is ready at once, with `NVAL`.
+    /// An entry for an fd that is not open: it is ready at once, with `NVAL`.
     #[must_use]
     pub const fn not_open() -> Self {
         PollFd {

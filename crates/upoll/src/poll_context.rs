@@ -74,12 +74,12 @@ impl Front for PollFront<'_, '_> {
 pub(crate) struct SelectFront<'c, 's> {
     selection: Selection<'s>,
     /// The members in the order of the list.
-    numbers: &'c [i32],
+    fds: &'c [i32],
 }
 
 impl<'c, 's> SelectFront<'c, 's> {
     /// Compares these sets with the kept list, and updates the registrations in `kept`. Stores the
-    /// members of the sets in `numbers`.
+    /// members of the sets in `fds`.
     ///
     /// # Errors
     /// `EINVAL`: `n` is negative. `EBADF`: a member is not open. `ENOMEM`.
@@ -89,27 +89,27 @@ impl<'c, 's> SelectFront<'c, 's> {
         sets: [Option<&'s mut FdSet>; 3],
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
         found: &'s mut Bitmaps,
-        numbers: &'c mut Vec<i32>,
+        fds: &'c mut Vec<i32>,
         kept: &mut Registrations,
         kernel_entries: &mut impl KernelEntries,
     ) -> Result<Self, Errno> {
         let selection = Selection::new(n, sets, found)?;
-        numbers.clear();
+        fds.clear();
         kept.begin();
         selection.try_for_each(|member| {
-            let target = resolve(member.number()).ok_or(Errno::BADF)?;
-            let position = numbers.len();
-            numbers.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-            numbers.push(member.number());
+            let target = resolve(member.fd()).ok_or(Errno::BADF)?;
+            let position = fds.len();
+            fds.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            fds.push(member.fd());
             kept.compare(position, Some(target), member.counted())
         })?;
-        let numbers = &*numbers;
+        let fds = &*fds;
         let at = |position: usize| {
-            let member = selection.member(numbers[position]);
-            (resolve(member.number()), member.counted())
+            let member = selection.member(fds[position]);
+            (resolve(member.fd()), member.counted())
         };
-        kept.settle(numbers.len(), at, kernel_entries)?;
-        Ok(SelectFront { selection, numbers })
+        kept.settle(fds.len(), at, kernel_entries)?;
+        Ok(SelectFront { selection, fds })
     }
 
     pub(crate) fn into_selection(self) -> Selection<'s> {
@@ -123,7 +123,7 @@ impl Front for SelectFront<'_, '_> {
     }
 
     fn report(&mut self, position: usize, found: Events) -> usize {
-        let member = self.selection.member(self.numbers[position]);
+        let member = self.selection.member(self.fds[position]);
         self.selection.note_events(member, found)
     }
 }
@@ -139,7 +139,7 @@ impl Front for SelectFront<'_, '_> {
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub struct PollContext {
     kept: Registrations,
-    numbers: Vec<i32>,
+    fds: Vec<i32>,
 }
 
 /// A core by itself has no kernel entries.
@@ -156,7 +156,7 @@ impl PollContext {
     pub fn new() -> Self {
         PollContext {
             kept: Registrations::new(),
-            numbers: Vec::new(),
+            fds: Vec::new(),
         }
     }
 
@@ -179,8 +179,8 @@ impl PollContext {
     /// number.
     ///
     /// # Errors
-    /// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for
-    /// long sets, or for a number that is new in them.
+    /// `EINVAL`: `n` is negative. `EBADF`: an fd below `n` is not open. `ENOMEM`: no memory for
+    /// long sets, or for an fd that is new in them.
     pub fn select_now<'a>(
         &mut self,
         n: i32,
@@ -189,10 +189,10 @@ impl PollContext {
         except: Option<&mut FdSet>,
         resolve: impl Fn(i32) -> Option<Target<'a>>,
     ) -> Result<usize, Errno> {
-        let (kept, numbers) = (&mut self.kept, &mut self.numbers);
+        let (kept, fds) = (&mut self.kept, &mut self.fds);
         let sets = [read, write, except];
         let found = &mut Bitmaps::new();
-        let mut front = SelectFront::new(n, sets, &resolve, found, numbers, kept, &mut Nothing)?;
+        let mut front = SelectFront::new(n, sets, &resolve, found, fds, kept, &mut Nothing)?;
         let ready = front.look(kept).ready;
         front.into_selection().finish();
         Ok(ready)

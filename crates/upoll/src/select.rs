@@ -17,7 +17,7 @@ pub(crate) const WORD: usize = c_ulong::BITS as usize;
 const STACK: usize = 256;
 
 /// Words of a group of three bitmaps that stay on the stack. A call needs two such groups, what
-/// was found and what the kernel is asked: numbers below 320 fit, as in Linux.
+/// was found and what the kernel is asked: fds below 320 fit, as in Linux.
 pub(crate) const INLINE: usize = 3 * (STACK / 6 / size_of::<c_ulong>());
 
 const _: () = assert!(2 * INLINE * size_of::<c_ulong>() <= STACK);
@@ -29,7 +29,7 @@ pub(crate) type Bitmaps = SmallVec<[c_ulong; on_stack(INLINE)]>;
 /// The events that count as ready in each of the three sets.
 pub(crate) const REPORTED: [Events; 3] = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
 
-/// A set of numbers, for [`select`](crate::select()): `fd_set` without its limit of 1024.
+/// A set of fds, for [`select`](crate::select()): `fd_set` without its limit of 1024.
 ///
 /// Numbers below 1024 are kept in place, without an allocation. Without memory for others [`insert`](Self::insert)
 /// ends the process, and [`try_insert`](Self::try_insert) fails.
@@ -109,20 +109,20 @@ impl FdSet {
     }
 
     #[inline]
-    fn place(number: i32) -> Option<(usize, c_ulong)> {
-        let number = usize::try_from(number).ok()?;
-        Some((number / WORD, 1 << (number % WORD)))
+    fn place(fd: i32) -> Option<(usize, c_ulong)> {
+        let at = usize::try_from(fd).ok()?;
+        Some((at / WORD, 1 << (at % WORD)))
     }
 
-    /// Adds a number (`FD_SET`). Without memory for a number that an `fd_set` has no place for the process ends; see
+    /// Adds an fd (`FD_SET`). Without memory for an fd that an `fd_set` has no place for the process ends; see
     /// [`try_insert`](Self::try_insert).
     ///
     /// # Panics
-    /// If the number is negative.
+    /// If the fd is negative.
     #[inline]
-    pub fn insert(&mut self, number: i32) {
-        let Some((word, bit)) = Self::place(number) else {
-            panic!("a negative number in a set");
+    pub fn insert(&mut self, fd: i32) {
+        let Some((word, bit)) = Self::place(fd) else {
+            panic!("a negative fd in a set");
         };
         while word >= self.words.len() {
             self.words.push(0);
@@ -136,40 +136,40 @@ impl FdSet {
     /// `ENOMEM`: there is no memory for the bitmap.
     ///
     /// # Panics
-    /// If the number is negative.
-    pub fn try_insert(&mut self, number: i32) -> Result<(), Errno> {
-        if let Some((word, _)) = Self::place(number) {
+    /// If the fd is negative.
+    pub fn try_insert(&mut self, fd: i32) -> Result<(), Errno> {
+        if let Some((word, _)) = Self::place(fd) {
             self.try_reserve(word + 1)?;
         }
-        self.insert(number);
+        self.insert(fd);
         Ok(())
     }
 
-    /// Takes a number out (`FD_CLR`).
+    /// Takes an fd out (`FD_CLR`).
     #[inline]
-    pub fn remove(&mut self, number: i32) {
-        if let Some((word, bit)) = Self::place(number)
+    pub fn remove(&mut self, fd: i32) {
+        if let Some((word, bit)) = Self::place(fd)
             && let Some(word) = self.words.get_mut(word)
         {
             *word &= !bit;
         }
     }
 
-    /// Whether a number is in the set (`FD_ISSET`).
+    /// Whether an fd is in the set (`FD_ISSET`).
     #[must_use]
     #[inline]
-    pub fn contains(&self, number: i32) -> bool {
-        Self::place(number)
+    pub fn contains(&self, fd: i32) -> bool {
+        Self::place(fd)
             .and_then(|(word, bit)| Some(self.words.get(word)? & bit != 0))
             .unwrap_or(false)
     }
 
-    /// Takes all numbers out (`FD_ZERO`).
+    /// Takes all fds out (`FD_ZERO`).
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// The numbers, ascending.
+    /// The fds, ascending.
     pub fn iter(&self) -> impl Iterator<Item = i32> + '_ {
         self.words.iter().enumerate().flat_map(|(word, &bits)| {
             Bits(bits).filter_map(move |bit| i32::try_from(word * WORD + bit).ok())
@@ -178,7 +178,7 @@ impl FdSet {
 }
 
 impl PartialEq for FdSet {
-    /// Whether both hold the same numbers, however long their bitmaps are.
+    /// Whether both hold the same fds, however long their bitmaps are.
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
     }
@@ -188,10 +188,10 @@ impl Eq for FdSet {}
 
 impl FromIterator<i32> for FdSet {
     #[inline]
-    fn from_iter<I: IntoIterator<Item = i32>>(numbers: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = i32>>(fds: I) -> Self {
         let mut set = FdSet::new();
-        for number in numbers {
-            set.insert(number);
+        for fd in fds {
+            set.insert(fd);
         }
         set
     }
@@ -232,7 +232,7 @@ pub(crate) struct Selection<'s> {
     found: &'s mut Bitmaps,
 }
 
-/// A number that is in at least one of the sets.
+/// An fd that is in at least one of the sets.
 #[derive(Clone, Copy)]
 pub(crate) struct Member {
     word: usize,
@@ -248,13 +248,13 @@ impl Member {
         self.wanted
     }
 
-    /// The number.
+    /// The fd.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
         reason = "below `n`, which was given as an i32"
     )]
-    pub(crate) fn number(self) -> i32 {
+    pub(crate) fn fd(self) -> i32 {
         (self.word * WORD + self.bit.trailing_zeros() as usize) as i32
     }
 
@@ -323,9 +323,9 @@ impl<'s> Selection<'s> {
         })
     }
 
-    /// The member that a number is, which is in one of the sets.
-    pub(crate) fn member(&self, number: i32) -> Member {
-        let (word, bit) = FdSet::place(number).unwrap_or((0, 0));
+    /// The member that an fd is, which is in one of the sets.
+    pub(crate) fn member(&self, fd: i32) -> Member {
+        let (word, bit) = FdSet::place(fd).unwrap_or((0, 0));
         let is_in = |set: &Option<&mut FdSet>| {
             set.as_ref()
                 .and_then(|set| set.as_words().get(word))
@@ -389,7 +389,7 @@ impl<'s> Selection<'s> {
         &self,
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
     ) -> Result<(), Errno> {
-        self.try_for_each(|member| match resolve(member.number()) {
+        self.try_for_each(|member| match resolve(member.fd()) {
             Some(_) => Ok(()),
             None => Err(Errno::BADF),
         })
@@ -408,7 +408,7 @@ impl<'s> Selection<'s> {
         self.found.fill(0);
         for word in 0..self.words {
             for member in self.members(word) {
-                let target = resolve(member.number());
+                let target = resolve(member.fd());
                 if let Some(target) = target {
                     seen.count(target);
                 }
@@ -457,7 +457,7 @@ impl<'s> Selection<'s> {
 /// number.
 ///
 /// # Errors
-/// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for long
+/// `EINVAL`: `n` is negative. `EBADF`: an fd below `n` is not open. `ENOMEM`: no memory for long
 /// sets.
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub fn select_now<'a>(

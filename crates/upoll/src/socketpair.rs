@@ -23,7 +23,7 @@ bitflags! {
     pub struct SocketFlags: u32 {
         /// `SOCK_NONBLOCK`: blocking calls fail with `EAGAIN` instead of waiting.
         const NONBLOCK = 0o4_000;
-        /// `SOCK_CLOEXEC`: meaningful once the socket has a descriptor number; accepted here.
+        /// `SOCK_CLOEXEC`: meaningful once the socket has an fd; accepted here.
         const CLOEXEC = 0o2_000_000;
         const _ = !0;
     }

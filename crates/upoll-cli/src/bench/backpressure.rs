@@ -12,10 +12,10 @@ use serde::Serialize;
 use upoll::{EventFd, EventFdFlags};
 
 use super::kernel::Fd;
+use super::set::Counter;
 use super::{interrupt, machine};
 
 pub(super) const NAME: &str = "eventfd";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const MAXIMUM: u64 = 10;
 
@@ -84,32 +84,6 @@ pub(super) struct Goal {
     pub(super) reached: bool,
 }
 
-/// A counter with blocking reads and writes.
-trait Counter: Send + Sync {
-    fn write_one(&self);
-    fn read(&self) -> u64;
-}
-
-impl Counter for Fd {
-    fn write_one(&self) {
-        self.write_count(1).expect("write");
-    }
-
-    fn read(&self) -> u64 {
-        self.read_count().expect("read")
-    }
-}
-
-impl Counter for EventFd {
-    fn write_one(&self) {
-        self.write(1).expect("write");
-    }
-
-    fn read(&self) -> u64 {
-        EventFd::read(self).expect("read")
-    }
-}
-
 /// The three measurements.
 #[derive(Clone, Copy)]
 enum Kind {
@@ -164,17 +138,12 @@ pub(super) fn measure(load: Load, cpus: &[usize]) -> Result<Vec<Pressed>> {
     let mut rows = Vec::new();
     for kind in [Kind::Burst, Kind::Latency, Kind::Collecting] {
         let flags = if kind.is_semaphore() {
-            libc::EFD_SEMAPHORE
-        } else {
-            0
-        };
-        let stock = Fd::eventfd_with(0, flags)?;
-        let flags = if kind.is_semaphore() {
             EventFdFlags::SEMAPHORE
         } else {
             EventFdFlags::empty()
         };
-        let limited = EventFd::with_flags(0, flags)?;
+        let stock: Fd = Counter::new(0, flags)?;
+        let limited: EventFd = Counter::new(0, flags)?;
         limited.set_maximum(MAXIMUM)?;
         let rounds = if kind.is_semaphore() {
             load.paced_rounds
@@ -272,13 +241,13 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
                     Kind::Latency => Instant::now(),
                     Kind::Burst | Kind::Collecting => begun,
                 });
-                counter.write_one();
+                counter.write();
             }
             // Sent before the last write, so that the reader knows the end before it has taken all
             // events.
             say.send(written_at.len() as u64 + 1)?;
             written_at.push(Instant::now());
-            counter.write_one();
+            counter.write();
             Ok::<_, anyhow::Error>((thread_cpu_time(), written_at))
         });
         let reader = scope.spawn(move || {

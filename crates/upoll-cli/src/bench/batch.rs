@@ -6,12 +6,12 @@ use anyhow::{Result, ensure};
 use io_uring::{IoUring, opcode, squeue, types};
 use upoll::{CtlCommand, Epoll, Event, EventFd, Events};
 
-use super::calls::{Compared, Row};
+use super::calls::{Compared, Row, idle};
 use super::kernel::Fd;
 use super::measure::{Effort, Side, interleave};
+use super::set::{Set, counters, watching};
 
 pub(super) const NAME: &str = "batch";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// Changes in a batch.
 const SIZES: [usize; 4] = [1, 16, 64, 256];
@@ -85,25 +85,13 @@ impl Turn {
     }
 }
 
-fn watched(size: usize) -> Result<(Fd, Vec<Fd>)> {
-    let set = Fd::epoll()?;
-    let counters: Vec<_> = (0..size)
-        .map(|_| Fd::eventfd(0))
-        .collect::<Result<_, _>>()?;
-    for counter in &counters {
-        set.add(counter, libc::EPOLLIN, 0)?;
-    }
-    Ok((set, counters))
-}
-
 fn one_by_one(size: usize) -> Result<Side> {
-    let (set, counters) = watched(size)?;
+    let (set, counters) = watching::<Fd, Fd>(size, Events::IN, idle)?;
     let turn = Turn::default();
     Ok(Box::new(move |times| {
         for _ in 0..times {
             let (events, data) = turn.next();
             for counter in &counters {
-                let events = events.bits().cast_signed();
                 set.modify(counter, events, data).expect("MOD");
             }
         }
@@ -117,12 +105,8 @@ fn batch(size: usize, members: Members) -> Result<Side> {
         Members::Mixed => size / 2,
     };
     let set = Epoll::new()?;
-    let descriptors: Vec<_> = (0..of_kernel)
-        .map(|_| Fd::eventfd(0))
-        .collect::<Result<_, _>>()?;
-    let objects: Vec<_> = (of_kernel..size)
-        .map(|_| EventFd::new(0))
-        .collect::<Result<_, _>>()?;
+    let descriptors: Vec<Fd> = counters(of_kernel)?;
+    let objects: Vec<EventFd> = counters(size - of_kernel)?;
     for descriptor in &descriptors {
         set.add(descriptor, Event::new(Events::IN, 0))?;
     }
@@ -162,7 +146,7 @@ pub(super) fn ring(entries: u32) -> Result<IoUring> {
 
 /// The counterpart in the kernel: a linked io_uring chain, which also ends at its first failure.
 fn linked(size: usize) -> Result<Side> {
-    let (set, counters) = watched(size)?;
+    let (set, counters) = watching::<Fd, Fd>(size, Events::IN, idle)?;
     let mut ring = ring(u32::try_from(size)?)?;
     let turn = Turn::default();
     Ok(Box::new(move |times| {

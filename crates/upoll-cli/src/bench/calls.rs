@@ -2,14 +2,19 @@
 
 use std::borrow::Cow;
 use std::hint::black_box;
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use upoll::{Clock, Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout, Timer, Timers};
+use upoll::{
+    Clock, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollFd, Source, Timeout, Timer,
+    Timers,
+};
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
+use super::set::{Counter, Set, counters, many, watching};
 
 /// A comparison of one operation.
 #[derive(Clone, Serialize)]
@@ -112,8 +117,8 @@ const NEAR: Duration = Duration::from_nanos(1);
 
 /// A set and a timer in it, of each side.
 fn timers() -> Result<((Fd, Fd), (Epoll, Timer))> {
-    let theirs = (Fd::epoll()?, Fd::timer()?);
-    theirs.0.add(&theirs.1, libc::EPOLLIN, 0)?;
+    let theirs = (Fd::open()?, Fd::timer()?);
+    theirs.0.add(&theirs.1, Events::IN, 0)?;
     let ours = (Epoll::new()?, Timers::on(Clock::Monotonic)?.timer()?);
     ours.0.add(&ours.1, Event::new(Events::IN, 0))?;
     Ok((theirs, ours))
@@ -128,100 +133,56 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         eventfd_calls,
     ),
     row("wait-idle", "wait(0), nothing ready", 10.0, || {
-        Ok(Watched::new(1, 0, Events::IN)?.waits(0))
+        Ok([
+            waits::<Fd, Fd>(1, 0, Events::IN)?,
+            waits::<Epoll, EventFd>(1, 0, Events::IN)?,
+        ])
     }),
     row(
         "wait-ready",
         "wait(0), 1 ready, level-triggered",
         6.0,
-        || Ok(Watched::new(1, 1, Events::IN)?.waits(1)),
+        || {
+            Ok([
+                waits::<Fd, Fd>(1, 1, Events::IN)?,
+                waits::<Epoll, EventFd>(1, 1, Events::IN)?,
+            ])
+        },
     ),
     row("wait-128", "wait(0), 128 ready", 6.0, || {
-        Ok(Watched::new(ROOM, 1, Events::IN)?.waits(ROOM))
+        Ok([
+            waits::<Fd, Fd>(ROOM, 1, Events::IN)?,
+            waits::<Epoll, EventFd>(ROOM, 1, Events::IN)?,
+        ])
     }),
     row("write-wait-read", "write + wait(0) + read", 8.0, || {
-        let (mut theirs, mut ours) = Watched::new(1, 0, Events::IN)?.split();
         Ok([
-            side(move || {
-                theirs.one.write_count(black_box(1)).expect("write");
-                theirs.wait(1);
-                black_box(theirs.one.read_count().expect("read"));
-            }),
-            side(move || {
-                ours.one.write(black_box(1)).expect("write");
-                ours.wait(1);
-                black_box(ours.one.read().expect("read"));
-            }),
+            write_wait_read::<Fd, Fd>()?,
+            write_wait_read::<Epoll, EventFd>()?,
         ])
     }),
     row("write-wait-edge", "write + wait(0), EPOLLET", 8.0, || {
-        let (mut theirs, mut ours) = Watched::new(1, 0, Events::IN | Events::ET)?.split();
-        Ok([
-            side(move || {
-                theirs.one.write_count(black_box(1)).expect("write");
-                theirs.wait(1);
-            }),
-            side(move || {
-                ours.one.write(black_box(1)).expect("write");
-                ours.wait(1);
-            }),
-        ])
+        Ok([write_wait::<Fd, Fd>()?, write_wait::<Epoll, EventFd>()?])
     }),
     row("mod", "ctl MOD", 7.0, || {
-        let (theirs, ours) = Watched::new(1, 0, Events::IN)?.split();
-        Ok([
-            side(move || {
-                let events = black_box(libc::EPOLLIN);
-                theirs.set.modify(&theirs.one, events, 1).expect("MOD");
-            }),
-            side(move || {
-                let interest = Event::new(black_box(Events::IN), 1);
-                ours.set.modify(&ours.one, interest).expect("MOD");
-            }),
-        ])
+        Ok([modify::<Fd, Fd>()?, modify::<Epoll, EventFd>()?])
     }),
     row("add-del", "ctl ADD + DEL", 7.0, || {
-        let (theirs, ours) = (
-            (Fd::epoll()?, Fd::eventfd(0)?),
-            (Epoll::new()?, EventFd::new(0)?),
-        );
-        Ok([
-            side(move || {
-                let (set, counter) = &theirs;
-                set.add(counter, black_box(libc::EPOLLIN), 1).expect("ADD");
-                set.delete(counter).expect("DEL");
-            }),
-            side(move || {
-                let (set, counter) = &ours;
-                let interest = Event::new(black_box(Events::IN), 1);
-                set.add(counter, interest).expect("ADD");
-                set.delete(counter).expect("DEL");
-            }),
-        ])
+        Ok([add_delete::<Fd, Fd>()?, add_delete::<Epoll, EventFd>()?])
     }),
     // Without a target: the walk takes most of the time, and the system call little of it.
     untargeted(
         "add-nested",
         "ADD + DEL of a set above 40 sets that each watch the same 40 sets",
-        nested,
+        || Ok([nested::<Fd, Fd>()?, nested::<Epoll, EventFd>()?]),
     ),
     row("create", "create eventfd + ADD + close", 6.0, || {
-        let (theirs, ours) = (Fd::epoll()?, Epoll::new()?);
-        Ok([
-            side(move || {
-                let counter = Fd::eventfd(black_box(0)).expect("eventfd");
-                theirs.add(&counter, libc::EPOLLIN, 1).expect("ADD");
-            }),
-            side(move || {
-                let counter = EventFd::new(black_box(0)).expect("eventfd");
-                ours.add(&counter, Event::new(Events::IN, 1)).expect("ADD");
-            }),
-        ])
+        Ok([create::<Fd, Fd>()?, create::<Epoll, EventFd>()?])
     }),
     row("poll-1", "poll(0) of 1 object, idle", 12.0, || polls(1)),
     row("poll-8", "poll(0) of 8 objects, idle", 8.0, || polls(8)),
     row("select-1", "select(0) of 1 object, idle", 10.0, || {
-        let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
+        let (theirs, ours) = (idle::<Fd>()?, EventFd::new(0)?);
         Ok([
             side(move || {
                 let mut readable = kernel::FdSet::new();
@@ -258,7 +219,7 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         Ok([
             side(move || {
                 theirs.1.arm(black_box(NEAR)).expect("arm");
-                let ready = theirs.0.wait(&mut [kernel::IDLE], -1);
+                let ready = theirs.0.wait(&mut [Fd::ROOM]);
                 assert_eq!(ready.expect("wait"), 1);
                 black_box(theirs.1.read_count().expect("read"));
             }),
@@ -295,28 +256,26 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     }),
 ];
 
-/// An eventfd that is written to and read.
+/// An eventfd that is written to and read, by the kernel and by upoll.
 pub(super) fn eventfd_calls() -> Result<[Side; 2]> {
-    let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
-    Ok([
-        side(move || {
-            theirs.write_count(black_box(1)).expect("write");
-            black_box(theirs.read_count().expect("read"));
-        }),
-        side(move || {
-            ours.write(black_box(1)).expect("write");
-            black_box(ours.read().expect("read"));
-        }),
-    ])
+    Ok([write_read::<Fd>()?, write_read::<EventFd>()?])
+}
+
+pub(super) fn idle<C: Counter>() -> io::Result<C> {
+    C::new(0, EventFdFlags::empty())
+}
+
+pub(super) fn write_read<C: Counter>() -> Result<Side> {
+    let counter = idle::<C>()?;
+    Ok(side(move || {
+        counter.write();
+        black_box(counter.read());
+    }))
 }
 
 fn polls(count: usize) -> Result<[Side; 2]> {
-    let theirs: Vec<_> = (0..count)
-        .map(|_| Fd::eventfd(0))
-        .collect::<Result<_, _>>()?;
-    let ours: Vec<_> = (0..count)
-        .map(|_| EventFd::new(0))
-        .collect::<Result<_, _>>()?;
+    let theirs: Vec<Fd> = counters(count)?;
+    let ours: Vec<EventFd> = counters(count)?;
     Ok([
         Box::new(move |times| {
             let mut fds: Vec<_> = theirs.iter().map(kernel::readable).collect();
@@ -340,125 +299,105 @@ fn polls(count: usize) -> Result<[Side; 2]> {
 /// Room for reports on both sides.
 const ROOM: usize = 128;
 
-/// The same counters in the same kind of set, of the kernel and of upoll.
-struct Watched {
-    theirs: Theirs,
-    ours: Ours,
+/// A set that watches eventfds.
+struct Watched<S: Set<C>, C: Counter> {
+    set: S,
+    /// A watched eventfd.
+    one: C,
+    /// The others.
+    _rest: Vec<C>,
+    reports: Box<[S::Report; ROOM]>,
 }
 
-struct Theirs {
-    set: Fd,
-    /// A watched counter.
-    one: Fd,
-    /// The other watched counters.
-    _rest: Vec<Fd>,
-    reports: Box<[kernel::Event; ROOM]>,
-}
-
-struct Ours {
-    set: Epoll,
-    one: EventFd,
-    _rest: Vec<EventFd>,
-    reports: Box<[Event; ROOM]>,
-}
-
-impl Theirs {
-    #[inline]
-    fn wait(&mut self, ready: usize) {
-        let found = self.set.wait(&mut self.reports[..], 0).expect("wait");
-        assert_eq!(found, ready, "as many as are ready");
-        black_box(&self.reports);
-    }
-}
-
-impl Ours {
-    #[inline]
-    fn wait(&mut self, ready: usize) {
-        let found = self
-            .set
-            .wait(&mut self.reports[..], Timeout::NOW)
-            .expect("wait");
-        assert_eq!(found, ready, "as many as are ready");
-        black_box(&self.reports);
-    }
-}
-
-/// ADD and DEL of a set above many sets: both sides search for loops below it.
-fn nested() -> Result<[Side; 2]> {
-    const WIDTH: usize = 40;
-    let (outermost, top) = (Fd::epoll()?, Fd::epoll()?);
-    let [upper, lower] = [many(WIDTH, Fd::epoll)?, many(WIDTH, Fd::epoll)?];
-    for outer in &upper {
-        for inner in &lower {
-            outer.add(inner, libc::EPOLLIN, 0)?;
-        }
-        top.add(outer, libc::EPOLLIN, 0)?;
-    }
-    let theirs = side(move || {
-        let _kept = (&upper, &lower);
-        outermost.add(&top, libc::EPOLLIN, 0).expect("ADD");
-        outermost.delete(&top).expect("DEL");
-    });
-    let interest = Event::new(Events::IN, 0);
-    let (outermost, top) = (Epoll::new()?, Epoll::new()?);
-    let [upper, lower] = [many(WIDTH, Epoll::new)?, many(WIDTH, Epoll::new)?];
-    for outer in &upper {
-        for inner in &lower {
-            outer.add(inner, interest)?;
-        }
-        top.add(outer, interest)?;
-    }
-    let ours = side(move || {
-        let _kept = (&upper, &lower);
-        outermost.add(&top, interest).expect("ADD");
-        outermost.delete(&top).expect("DEL");
-    });
-    Ok([theirs, ours])
-}
-
-fn many<T, E>(count: usize, make: impl FnMut() -> Result<T, E>) -> Result<Vec<T>, E> {
-    std::iter::repeat_with(make).take(count).collect()
-}
-
-impl Watched {
-    /// Sets that watch `count` counters, which begin with `initial`.
-    fn new(count: usize, initial: u32, interest: Events) -> Result<Self> {
-        let (their_set, our_set) = (Fd::epoll()?, Epoll::new()?);
-        let (mut their_counters, mut our_counters) = (Vec::new(), Vec::new());
-        for data in 0..count as u64 {
-            let theirs = Fd::eventfd(initial)?;
-            their_set.add(&theirs, interest.bits().cast_signed(), data)?;
-            their_counters.push(theirs);
-            let ours = EventFd::new(initial)?;
-            our_set.add(&ours, Event::new(interest, data))?;
-            our_counters.push(ours);
-        }
+impl<S: Set<C>, C: Counter> Watched<S, C> {
+    /// Makes a set that watches `count` eventfds, which begin with `initial`.
+    fn new(count: usize, initial: u32, events: Events) -> Result<Self> {
+        let make = || C::new(initial, EventFdFlags::empty());
+        let (set, mut rest) = watching::<S, C>(count, events, make)?;
         Ok(Watched {
-            theirs: Theirs {
-                set: their_set,
-                one: their_counters.pop().context("no counter")?,
-                _rest: their_counters,
-                reports: Box::new([kernel::IDLE; ROOM]),
-            },
-            ours: Ours {
-                set: our_set,
-                one: our_counters.pop().context("no counter")?,
-                _rest: our_counters,
-                reports: Box::new([Event::default(); ROOM]),
-            },
+            set,
+            one: rest.pop().context("no eventfd")?,
+            _rest: rest,
+            reports: Box::new([S::ROOM; ROOM]),
         })
     }
 
-    fn split(self) -> (Theirs, Ours) {
-        (self.theirs, self.ours)
+    /// Waits with a limit of 0 for `ready` reports.
+    #[inline]
+    fn harvest(&mut self, ready: usize) {
+        let found = self.set.harvest(&mut self.reports[..]).expect("wait");
+        assert_eq!(found, ready, "as many as are ready");
+        black_box(&self.reports);
     }
+}
 
-    /// Waits with a zero timeout for `ready` reports.
-    fn waits(self, ready: usize) -> [Side; 2] {
-        let (mut theirs, mut ours) = self.split();
-        [
-            side(move || theirs.wait(ready)),
-            side(move || ours.wait(ready)),
-        ]
+/// Waits in a set of eventfds which are all ready, or idle.
+pub(super) fn waits<S: Set<C>, C: Counter>(
+    count: usize,
+    initial: u32,
+    events: Events,
+) -> Result<Side> {
+    let mut watched = Watched::<S, C>::new(count, initial, events)?;
+    let ready = count * initial as usize;
+    Ok(side(move || watched.harvest(ready)))
+}
+
+pub(super) fn write_wait_read<S: Set<C>, C: Counter>() -> Result<Side> {
+    let mut watched = Watched::<S, C>::new(1, 0, Events::IN)?;
+    Ok(side(move || {
+        watched.one.write();
+        watched.harvest(1);
+        black_box(watched.one.read());
+    }))
+}
+
+fn write_wait<S: Set<C>, C: Counter>() -> Result<Side> {
+    let mut watched = Watched::<S, C>::new(1, 0, Events::IN | Events::ET)?;
+    Ok(side(move || {
+        watched.one.write();
+        watched.harvest(1);
+    }))
+}
+
+pub(super) fn modify<S: Set<C>, C: Counter>() -> Result<Side> {
+    let watched = Watched::<S, C>::new(1, 0, Events::IN)?;
+    Ok(side(move || {
+        let events = black_box(Events::IN);
+        watched.set.modify(&watched.one, events, 1).expect("MOD");
+    }))
+}
+
+pub(super) fn add_delete<S: Set<C>, C: Counter>() -> Result<Side> {
+    let (set, counter) = (S::open()?, idle::<C>()?);
+    Ok(side(move || {
+        let events = black_box(Events::IN);
+        set.add(&counter, events, 1).expect("ADD");
+        set.delete(&counter).expect("DEL");
+    }))
+}
+
+fn create<S: Set<C>, C: Counter>() -> Result<Side> {
+    let set = S::open()?;
+    Ok(side(move || {
+        let counter = C::new(black_box(0), EventFdFlags::empty()).expect("eventfd");
+        set.add(&counter, Events::IN, 1).expect("ADD");
+    }))
+}
+
+/// ADD and DEL of a set above many sets: both sides search for loops below it.
+fn nested<S: Set<C>, C: Counter>() -> Result<Side> {
+    const WIDTH: usize = 40;
+    let (outermost, top) = (S::open()?, S::open()?);
+    let [upper, lower] = [many(WIDTH, S::open)?, many(WIDTH, S::open)?];
+    for outer in &upper {
+        for inner in &lower {
+            outer.add_set(inner, Events::IN, 0)?;
+        }
+        top.add_set(outer, Events::IN, 0)?;
     }
+    Ok(side(move || {
+        let _kept = (&upper, &lower);
+        outermost.add_set(&top, Events::IN, 0).expect("ADD");
+        outermost.delete_set(&top).expect("DEL");
+    }))
 }

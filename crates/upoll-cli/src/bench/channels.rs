@@ -11,7 +11,6 @@ use super::calls::{Compared, Row};
 use super::measure::{Effort, Side, interleave, side};
 
 pub(super) const NAME: &str = "channels";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 pub(super) const CAPACITY: usize = 16;
 

@@ -1,28 +1,33 @@
 //! Threads that serve one connection per request: each opens a file, adds it to a set, waits for an
 //! event on it and closes it. In the kernel of 2017 all sets shared one lock.
 
+use std::marker::PhantomData;
+
 use anyhow::Result;
+use upoll::{Epoll, EventFd, EventFdFlags, Events};
 
 use super::kernel::Fd;
-use super::threads::{self, Global, Goal, KERNEL, Load, Server, Set, Sets, Threaded, UPOLL, Way};
+use super::set::{Counter, Set};
+use super::threads::{
+    self, Counted, Global, GlobalFile, Goal, KERNEL, Load, Server, Sets, Threaded, UPOLL, Way,
+};
 
 pub(super) const NAME: &str = "close";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
-struct Closing<S>(S);
+struct Closing<S, C>(S, PhantomData<C>);
 
-impl<S: Set> Server for Closing<S> {
+impl<S: Set<C> + Counted, C: Counter> Server for Closing<S, C> {
     type Set = S;
 
     fn new(_threads: usize) -> Result<Self> {
-        Ok(Closing(S::open()?))
+        Ok(Closing(S::open()?, PhantomData))
     }
 
     fn serve(&self, _thread: usize, _turn: usize) -> bool {
-        let connection = S::file().expect("eventfd");
-        self.0.add(&connection, libc::EPOLLIN, 1);
-        S::write(&connection);
-        self.0.wait::<8>(|_| ());
+        let connection = C::new(0, EventFdFlags::NONBLOCK).expect("eventfd");
+        self.0.add(&connection, Events::IN, 1).expect("ADD");
+        connection.write();
+        self.0.harvest(&mut [S::ROOM; 8]).expect("wait");
         true
     }
 }
@@ -31,15 +36,15 @@ const BY_KERNEL: Way = Way {
     work: "a connection per request",
     by: KERNEL,
     sets: Sets::Own,
-    round: threads::round::<Closing<Fd>>,
+    round: threads::round::<Closing<Fd, Fd>>,
     counted: None,
     goal: None,
 };
 
 const BY_UPOLL: Way = Way {
     by: UPOLL,
-    round: threads::round::<Closing<upoll::Epoll>>,
-    counted: Some(threads::round::<Closing<upoll_counted::Epoll>>),
+    round: threads::round::<Closing<Epoll, EventFd>>,
+    counted: Some(threads::round::<Closing<upoll_counted::Epoll, upoll_counted::EventFd>>),
     goal: Some(Goal::UNRELATED),
     ..BY_KERNEL
 };
@@ -49,7 +54,7 @@ const WAYS: [Way; 5] = [
     BY_UPOLL,
     Way {
         by: "upoll, one lock for all sets",
-        round: threads::round::<Closing<Global>>,
+        round: threads::round::<Closing<Global, GlobalFile>>,
         ..BY_KERNEL
     },
     Way {

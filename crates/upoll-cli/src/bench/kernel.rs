@@ -2,9 +2,12 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
+
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+use upoll::Events;
 
 /// A kernel fd: an eventfd, a timerfd, a pipe's end or an epoll set.
 pub(super) struct Fd(OwnedFd);
@@ -12,10 +15,14 @@ pub(super) struct Fd(OwnedFd);
 /// The events, and the data that is reported with them.
 pub(super) type Event = libc::epoll_event;
 
-pub(super) const IDLE: Event = Event { events: 0, u64: 0 };
-
 fn check(result: i64) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+impl From<OwnedFd> for Fd {
+    fn from(fd: OwnedFd) -> Self {
+        Fd(fd)
+    }
 }
 
 impl AsFd for Fd {
@@ -25,29 +32,9 @@ impl AsFd for Fd {
 }
 
 impl Fd {
-    fn new(result: i32) -> io::Result<Self> {
-        check(result.into())?;
-        // SAFETY: the kernel has just opened this fd for us.
-        Ok(Fd(unsafe { OwnedFd::from_raw_fd(result) }))
-    }
-
-    /// `eventfd(2)`
-    #[inline]
-    pub(super) fn eventfd(initial: u32) -> io::Result<Self> {
-        Self::eventfd_with(initial, 0)
-    }
-
-    /// `eventfd(2)` with flags
-    #[inline]
-    pub(super) fn eventfd_with(initial: u32, flags: i32) -> io::Result<Self> {
-        // SAFETY: no memory is involved.
-        Self::new(unsafe { libc::eventfd(initial, flags) })
-    }
-
     /// `timerfd_create(2)`, by `CLOCK_MONOTONIC`
     pub(super) fn timer() -> io::Result<Self> {
-        // SAFETY: no memory is involved.
-        Self::new(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) })
+        Ok(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::empty())?.into())
     }
 
     /// `timerfd_settime(2)`: the timer fires once, after this time. Zero disarms it.
@@ -65,17 +52,8 @@ impl Fd {
 
     /// `pipe(2)`: the end to read from, the end to write to.
     pub(super) fn pipe() -> io::Result<[Self; 2]> {
-        let mut ends = [-1; 2];
-        // SAFETY: there is room for both fds.
-        check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
-        // SAFETY: the kernel has just opened these fds for us.
-        Ok(ends.map(|end| Fd(unsafe { OwnedFd::from_raw_fd(end) })))
-    }
-
-    /// `epoll_create1(2)`
-    pub(super) fn epoll() -> io::Result<Self> {
-        // SAFETY: no memory is involved.
-        Self::new(unsafe { libc::epoll_create1(0) })
+        let (reader, writer) = rustix::pipe::pipe()?;
+        Ok([reader.into(), writer.into()])
     }
 
     pub(super) fn raw(&self) -> i32 {
@@ -114,10 +92,11 @@ impl Fd {
         check(unsafe { libc::read(self.raw(), into, room) } as i64)
     }
 
+    /// `epoll_ctl(2)`
     #[inline]
-    fn ctl(&self, op: i32, target: &Fd, events: i32, data: u64) -> io::Result<()> {
+    pub(super) fn ctl(&self, op: i32, target: &Fd, events: Events, data: u64) -> io::Result<()> {
         let mut event = Event {
-            events: events.cast_unsigned(),
+            events: events.bits(),
             u64: data,
         };
         // SAFETY: the event outlives the call.
@@ -125,27 +104,9 @@ impl Fd {
         check(result.into()).map(drop)
     }
 
-    /// `epoll_ctl(2)`, `EPOLL_CTL_ADD`
-    #[inline]
-    pub(super) fn add(&self, target: &Fd, events: i32, data: u64) -> io::Result<()> {
-        self.ctl(libc::EPOLL_CTL_ADD, target, events, data)
-    }
-
-    /// `epoll_ctl(2)`, `EPOLL_CTL_MOD`
-    #[inline]
-    pub(super) fn modify(&self, target: &Fd, events: i32, data: u64) -> io::Result<()> {
-        self.ctl(libc::EPOLL_CTL_MOD, target, events, data)
-    }
-
-    /// `epoll_ctl(2)`, `EPOLL_CTL_DEL`
-    #[inline]
-    pub(super) fn delete(&self, target: &Fd) -> io::Result<()> {
-        self.ctl(libc::EPOLL_CTL_DEL, target, 0, 0)
-    }
-
     /// `epoll_wait(2)`; a timeout of -1 is infinite.
     #[inline]
-    pub(super) fn wait(&self, events: &mut [Event], milliseconds: i32) -> io::Result<usize> {
+    pub(super) fn epoll_wait(&self, events: &mut [Event], milliseconds: i32) -> io::Result<usize> {
         let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
         // SAFETY: the kernel writes at most `room` events.
         let result =
@@ -155,7 +116,7 @@ impl Fd {
 
     /// `epoll_pwait2(2)`, without a signal mask.
     #[inline]
-    pub(super) fn wait_for(&self, events: &mut [Event], limit: Duration) -> io::Result<usize> {
+    pub(super) fn epoll_pwait2(&self, events: &mut [Event], limit: Duration) -> io::Result<usize> {
         let limit = timespec(limit);
         // SAFETY: the kernel writes at most as many events as there is room for; the mask is null.
         let result = unsafe {
@@ -215,7 +176,7 @@ impl FdSet {
 
     /// Returns whether `fd` fits: `fd_set` ends at 1024.
     pub(super) fn has_room_for(fd: &Fd) -> bool {
-        usize::try_from(fd.raw()).is_ok_and(|number| number < libc::FD_SETSIZE)
+        usize::try_from(fd.raw()).is_ok_and(|fd| fd < libc::FD_SETSIZE)
     }
 
     /// # Panics
@@ -223,7 +184,7 @@ impl FdSet {
     #[inline]
     pub(super) fn insert(&mut self, fd: &Fd) {
         assert!(Self::has_room_for(fd));
-        // SAFETY: the number is within the mask.
+        // SAFETY: the fd is within the mask.
         unsafe { libc::FD_SET(fd.raw(), &raw mut self.0) };
     }
 
@@ -231,7 +192,7 @@ impl FdSet {
     #[inline]
     pub(super) fn contains(&self, fd: &Fd) -> bool {
         assert!(Self::has_room_for(fd));
-        // SAFETY: the number is within the mask.
+        // SAFETY: the fd is within the mask.
         unsafe { libc::FD_ISSET(fd.raw(), &raw const self.0) }
     }
 }

@@ -17,6 +17,7 @@ mod numbers;
 mod peers;
 mod polling;
 mod report;
+mod set;
 mod sharing;
 mod tasks;
 mod threads;
@@ -33,6 +34,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use upoll_fair_state::DEFAULT_POLICY;
 
 use self::calls::{Compared, Comparison};
+use self::fair::Fair;
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
@@ -93,44 +95,43 @@ fn groups() -> [(&'static str, Vec<&'static str>); 13] {
             "a thread wakes another, on its CPU and on another",
             wakes::NAMES.to_vec(),
         ),
-        ("two tasks wake each other", tasks::NAMES.to_vec()),
+        ("two tasks wake each other", vec![tasks::NAME]),
         (
             "poll and select, on the stack and on the heap",
-            polling::NAMES.to_vec(),
+            vec![polling::NAME],
         ),
         ("calls in sets that grow", growth::NAMES.to_vec()),
         (
             "how late a wait with a time limit ends",
-            timeouts::NAMES.to_vec(),
+            vec![timeouts::NAME],
         ),
-        ("many changes in one call", batch::NAMES.to_vec()),
+        ("many changes in one call", vec![batch::NAME]),
         (
             "channels, against crossbeam's and flume's",
-            channels::NAMES.to_vec(),
+            vec![channels::NAME],
         ),
         (
             "calls by number in C, against the same on objects",
-            numbers::NAMES.to_vec(),
+            vec![numbers::NAME],
         ),
         (
             "several threads: that share a source, that close what they add, that share a set, a \
              fast one and a slow one",
-            [
-                &workers::NAMES[..],
-                &closing::NAMES,
-                &sharing::NAMES,
-                &backpressure::NAMES,
-            ]
-            .concat(),
+            vec![
+                workers::NAME,
+                closing::NAME,
+                sharing::NAME,
+                backpressure::NAME,
+            ],
         ),
         (
             "upoll against other libraries and the kernel's other calls, at the same work; is \
              measured only if it is named",
-            peers::NAMES.to_vec(),
+            vec![peers::NAME],
         ),
         (
             "servers under upoll run --fair; takes long, and is measured only if it is named",
-            fair::NAMES.to_vec(),
+            vec![fair::NAME],
         ),
     ]
 }
@@ -218,45 +219,26 @@ impl Run<'_> {
             (wakes::TWO_CPUS, elsewhere),
         ] {
             if let Some(&cpu) = cpu {
-                let rows = self.step(name, || wakes::measure(name, cpu, self.effort))?;
-                comparisons.extend(rows.into_iter().flatten());
+                comparisons.extend(self.step(name, || wakes::measure(name, cpu, self.effort))?);
             }
         }
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
-        let load = workers::Load {
-            events: if self.options.quick { 2000 } else { 20_000 },
-            rounds: if self.options.quick { 3 } else { 11 },
-        };
+        let cpus = &self.machine.cpus;
+        let load = self.either(workers::Load::QUICK, workers::Load::FULL);
         let workers = self.step(workers::NAME, || workers::measure(load))?;
-        let load = if self.options.quick {
-            threads::Load::QUICK
-        } else {
-            threads::Load::FULL
-        };
-        let cpus = self.machine.cpus.len();
-        let closes = self.step(closing::NAME, || closing::measure(load, cpus))?;
-        let shared = self.step(sharing::NAME, || sharing::measure(load, cpus))?;
-        let load = if self.options.quick {
-            backpressure::Load::QUICK
-        } else {
-            backpressure::Load::FULL
-        };
-        let backpressure = self.step(backpressure::NAME, || {
-            backpressure::measure(load, &self.machine.cpus)
-        })?;
-        let effort = if self.options.quick {
-            fair::Effort::QUICK
-        } else {
-            fair::Effort::FULL
-        };
+        let load = self.either(threads::Load::QUICK, threads::Load::FULL);
+        let mut threads = self.step(closing::NAME, || closing::measure(load, cpus.len()))?;
+        threads.extend(self.step(sharing::NAME, || sharing::measure(load, cpus.len()))?);
+        let load = self.either(backpressure::Load::QUICK, backpressure::Load::FULL);
+        let backpressure = self.step(backpressure::NAME, || backpressure::measure(load, cpus))?;
+        let effort = self.either(fair::Effort::QUICK, fair::Effort::FULL);
         // Of these the servers that were measured before Ctrl-C are complete.
-        let mut fair = None;
+        let mut fair = Fair::default();
         self.step(fair::NAME, || {
-            fair = Some(fair::measure(
-                effort,
-                &self.options.servers,
-                &self.options.policies,
-            )?);
+            let Options {
+                servers, policies, ..
+            } = self.options;
+            fair = fair::measure(effort, servers, policies)?;
             Ok(())
         })?;
         self.progress.finish_and_clear();
@@ -267,15 +249,15 @@ impl Run<'_> {
             quick: self.options.quick,
             effort: self.effort,
             comparisons,
-            peers: peers.unwrap_or_default(),
-            numbers: numbers.unwrap_or_default(),
-            polls: polls.unwrap_or_default(),
+            peers,
+            numbers,
+            polls,
             growth,
-            timeouts: timeouts.unwrap_or_default(),
-            workers: workers.unwrap_or_default(),
-            threads: [closes, shared].into_iter().flatten().flatten().collect(),
-            backpressure: backpressure.unwrap_or_default(),
-            fair: fair.unwrap_or_default(),
+            timeouts,
+            workers,
+            threads,
+            backpressure,
+            fair,
         })
     }
 
@@ -283,30 +265,22 @@ impl Run<'_> {
     fn one_thread(&self) -> Result<Vec<Compared>> {
         let mut comparisons = Vec::new();
         for comparison in calls() {
-            comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
+            let measure = || Ok(vec![comparison.measure(self.effort)?]);
+            comparisons.extend(self.step(comparison.row.name, measure)?);
         }
-        let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
-        comparisons.extend(batches.into_iter().flatten());
-        let channels = self.step(channels::NAME, || channels::measure(self.effort))?;
-        comparisons.extend(channels.into_iter().flatten());
-        let tasks = self.step(tasks::NAME, || tasks::measure(self.effort))?;
-        comparisons.extend(tasks.into_iter().flatten());
+        comparisons.extend(self.step(batch::NAME, || batch::measure(self.effort))?);
+        comparisons.extend(self.step(channels::NAME, || channels::measure(self.effort))?);
+        comparisons.extend(self.step(tasks::NAME, || tasks::measure(self.effort))?);
         Ok(comparisons)
     }
 
     fn growth(&self) -> Result<Vec<growth::Grown>> {
-        let names: Vec<_> = growth::NAMES
-            .into_iter()
-            .filter(|name| self.options.wants(name))
-            .collect();
+        let names = growth::NAMES.into_iter();
+        let names: Vec<_> = names.filter(|name| self.options.wants(name)).collect();
         if names.is_empty() || interrupt::is_pending() {
             return Ok(Vec::new());
         }
-        let sizes = if self.options.quick {
-            &SIZES[..2]
-        } else {
-            &SIZES
-        };
+        let sizes = self.either(&SIZES[..2], &SIZES);
         self.progress.set_message("growth");
         let rows = growth::measure(&names, sizes, self.machine.descriptor_limit, self.effort);
         if interrupt::is_pending() {
@@ -316,19 +290,23 @@ impl Run<'_> {
         rows
     }
 
+    fn either<T>(&self, quick: T, full: T) -> T {
+        if self.options.quick { quick } else { full }
+    }
+
     /// Runs a step if it was selected. After Ctrl-C there are no further steps, and the figures of the
     /// step that it came in are incomplete and left out.
-    fn step<T>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    fn step<T: Default>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.options.wants(name) || interrupt::is_pending() {
-            return Ok(None);
+            return Ok(T::default());
         }
         self.progress.set_message(name);
         let done = run();
         if interrupt::is_pending() {
-            return Ok(None);
+            return Ok(T::default());
         }
         self.progress.inc(1);
-        done.context(name).map(Some)
+        done.context(name)
     }
 }
 

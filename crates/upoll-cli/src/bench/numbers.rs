@@ -3,18 +3,22 @@
 
 use std::ffi::c_int;
 use std::hint::black_box;
+use std::io;
 use std::mem;
 use std::ptr;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use upoll::{CtlCommand, Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout};
+use upoll::{
+    CtlCommand, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollFd, Source, Timeout,
+};
 use upoll_fds::EpollCtlCmd;
 
+use super::calls::{self, add_delete, idle, modify, write_read, write_wait_read};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
+use super::set::{Counter, Set, watching};
 
 pub(super) const NAME: &str = "numbers";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// The most nanoseconds that a call by fd may add.
 const TARGET: f64 = 5.0;
@@ -57,13 +61,24 @@ const fn operation(what: &'static str, calls: u32, sides: fn() -> Result<[Side; 
 }
 
 const OPERATIONS: [Operation; 10] = [
-    operation("eventfd write + read", 2, write_read),
+    operation("eventfd write + read", 2, || {
+        Ok([write_read::<EventFd>()?, write_read::<Fd>()?])
+    }),
     operation("wait(0), nothing ready", 1, || waits(0)),
     operation("wait(0), 1 ready", 1, || waits(1)),
-    operation("ctl MOD", 1, modify),
+    operation("ctl MOD", 1, || {
+        Ok([modify::<Epoll, EventFd>()?, modify::<Fd, Fd>()?])
+    }),
     operation("poll(0) of 1 object, idle", 1, poll_one),
-    operation("write + wait(0) + read", 3, write_wait_read),
-    operation("ctl ADD + DEL", 2, add_delete),
+    operation("write + wait(0) + read", 3, || {
+        Ok([
+            write_wait_read::<Epoll, EventFd>()?,
+            write_wait_read::<Fd, Fd>()?,
+        ])
+    }),
+    operation("ctl ADD + DEL", 2, || {
+        Ok([add_delete::<Epoll, EventFd>()?, add_delete::<Fd, Fd>()?])
+    }),
     operation("select(0) of 1 object, idle", 1, select_one),
     operation("pipe write 64 B + read", 2, pipe),
     // Each change looks up an fd of its own, so the call has no target.
@@ -101,42 +116,6 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Numbered>> {
     rows.collect()
 }
 
-/// An fd that is closed on drop.
-struct Number(c_int);
-
-impl Number {
-    fn new(fd: c_int) -> Result<Self> {
-        ensure!(fd >= 0, std::io::Error::last_os_error());
-        Ok(Number(fd))
-    }
-
-    fn eventfd(initial: u32) -> Result<Self> {
-        Self::new(upoll_c::upoll_eventfd(initial, 0))
-    }
-
-    /// A method, because a closure that uses the field would move it alone out of `self`, and drop
-    /// the rest.
-    fn fd(&self) -> c_int {
-        self.0
-    }
-
-    /// Returns a set that watches `counter`.
-    fn watching(counter: &Number) -> Result<Self> {
-        let set = Self::new(upoll_c::upoll_epoll_create1(0))?;
-        let event = Event::new(Events::IN, 1);
-        // SAFETY: the event is live.
-        let done = unsafe { upoll_c::upoll_epoll_ctl(set.0, 1, counter.fd(), &raw const event) };
-        ensure!(done == 0, std::io::Error::last_os_error());
-        Ok(set)
-    }
-}
-
-impl Drop for Number {
-    fn drop(&mut self) {
-        upoll_c::upoll_close(self.0);
-    }
-}
-
 /// Hides which function the address is of, so that the compiler cannot inline it, as in a C program.
 macro_rules! by_address {
     ($function:ident as $kind:ty) => {
@@ -158,120 +137,145 @@ type Select = unsafe extern "C" fn(
 ) -> c_int;
 type CtlBatch = unsafe extern "C" fn(c_int, c_int, c_int, *mut EpollCtlCmd) -> c_int;
 
-/// Writes to a counter by fd.
-#[inline]
-fn write_one(write: Write, number: &Number) {
-    let one = black_box(1_u64);
-    // SAFETY: the value is live.
-    let written = unsafe { write(number.fd(), (&raw const one).cast(), size_of::<u64>()) };
-    assert_eq!(written, 8);
+/// The fd of an object, which is closed on drop, and the functions that are called with it.
+struct Fd {
+    fd: c_int,
+    write: Write,
+    read: Read,
+    wait: Wait,
+    ctl: Ctl,
 }
 
-/// Reads a counter by fd.
-#[inline]
-fn read_count(read: Read, number: &Number) {
-    let mut value = 0_u64;
-    // SAFETY: the value is live.
-    let found = unsafe { read(number.fd(), (&raw mut value).cast(), size_of::<u64>()) };
-    assert_eq!(found, 8);
-    black_box(value);
+impl Fd {
+    fn new(fd: c_int) -> io::Result<Self> {
+        match fd {
+            0.. => Ok(Fd {
+                fd,
+                write: by_address!(upoll_write as Write),
+                read: by_address!(upoll_read as Read),
+                wait: by_address!(upoll_epoll_wait as Wait),
+                ctl: by_address!(upoll_epoll_ctl as Ctl),
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// A method, because a closure that uses the field would move it alone out of `self`, and drop
+    /// the rest.
+    fn raw(&self) -> c_int {
+        self.fd
+    }
+
+    #[inline]
+    fn change(&self, op: c_int, target: &Fd, events: Events, data: u64) -> io::Result<()> {
+        let interest = Event::new(events, data);
+        // SAFETY: the event is live.
+        match unsafe { (self.ctl)(self.fd, op, target.fd, &raw const interest) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    #[inline]
+    fn epoll_wait(&self, reports: &mut [Event], milliseconds: c_int) -> io::Result<usize> {
+        let room = c_int::try_from(reports.len()).unwrap_or(c_int::MAX);
+        // SAFETY: there is room for so many events.
+        let found = unsafe { (self.wait)(self.fd, reports.as_mut_ptr(), room, milliseconds) };
+        usize::try_from(found).map_err(|_| io::Error::last_os_error())
+    }
 }
 
-fn write_read() -> Result<[Side; 2]> {
-    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
-    let write = by_address!(upoll_write as Write);
-    let read = by_address!(upoll_read as Read);
+impl Drop for Fd {
+    fn drop(&mut self) {
+        upoll_c::upoll_close(self.fd);
+    }
+}
+
+impl Counter for Fd {
+    fn new(initial: u32, flags: EventFdFlags) -> io::Result<Self> {
+        Fd::new(upoll_c::upoll_eventfd(initial, flags.bits().cast_signed()))
+    }
+
+    #[inline]
+    fn write(&self) {
+        let one = black_box(1_u64);
+        // SAFETY: the value is live.
+        let written = unsafe { (self.write)(self.fd, (&raw const one).cast(), size_of::<u64>()) };
+        assert_eq!(written, 8);
+    }
+
+    #[inline]
+    fn read(&self) -> u64 {
+        let mut value = 0_u64;
+        // SAFETY: the value is live.
+        let found = unsafe { (self.read)(self.fd, (&raw mut value).cast(), size_of::<u64>()) };
+        assert_eq!(found, 8);
+        value
+    }
+
+    fn try_read(&self) -> bool {
+        let mut value = 0_u64;
+        // SAFETY: the value is live.
+        unsafe { (self.read)(self.fd, (&raw mut value).cast(), size_of::<u64>()) == 8 }
+    }
+}
+
+impl Set<Fd> for Fd {
+    type Report = Event;
+
+    const ROOM: Event = <Epoll as Set<EventFd>>::ROOM;
+
+    fn open() -> io::Result<Self> {
+        Fd::new(upoll_c::upoll_epoll_create1(0))
+    }
+
+    #[inline]
+    fn add(&self, counter: &Fd, events: Events, data: u64) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_ADD, counter, events, data)
+    }
+
+    #[inline]
+    fn modify(&self, counter: &Fd, events: Events, data: u64) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_MOD, counter, events, data)
+    }
+
+    #[inline]
+    fn delete(&self, counter: &Fd) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_DEL, counter, Events::empty(), 0)
+    }
+
+    fn add_set(&self, inner: &Fd, events: Events, data: u64) -> io::Result<()> {
+        self.add(inner, events, data)
+    }
+
+    fn delete_set(&self, inner: &Fd) -> io::Result<()> {
+        self.delete(inner)
+    }
+
+    fn wait(&self, reports: &mut [Event]) -> io::Result<usize> {
+        self.epoll_wait(reports, -1)
+    }
+
+    #[inline]
+    fn harvest(&self, reports: &mut [Event]) -> io::Result<usize> {
+        self.epoll_wait(reports, 0)
+    }
+
+    fn data(report: &Event) -> u64 {
+        report.data()
+    }
+}
+
+/// Waits with a limit of 0 in a set of one eventfd, which is ready or idle.
+fn waits(initial: u32) -> Result<[Side; 2]> {
     Ok([
-        side(move || {
-            object.write(black_box(1)).expect("write");
-            black_box(object.read().expect("read"));
-        }),
-        side(move || {
-            write_one(write, &number);
-            read_count(read, &number);
-        }),
-    ])
-}
-
-/// Room for reports on both sides.
-const ROOM: usize = 16;
-
-/// Returns a set that watches a counter, as objects.
-fn watched(initial: u32) -> Result<(Epoll, EventFd)> {
-    let (set, counter) = (Epoll::new()?, EventFd::new(initial)?);
-    set.add(&counter, Event::new(Events::IN, 1))?;
-    Ok((set, counter))
-}
-
-/// Waits with a zero timeout for `ready` reports.
-fn waits(ready: u32) -> Result<[Side; 2]> {
-    let (set, counter) = watched(ready)?;
-    let by_number = Number::eventfd(ready)?;
-    let number = Number::watching(&by_number)?;
-    let wait = by_address!(upoll_epoll_wait as Wait);
-    let mut reports = [Event::default(); ROOM];
-    let mut others = [Event::default(); ROOM];
-    Ok([
-        side(move || {
-            let found = set.wait(&mut reports, Timeout::NOW).expect("wait");
-            assert_eq!(found, ready as usize);
-            black_box((&reports, &counter));
-        }),
-        side(move || {
-            // SAFETY: there is room for `ROOM` events.
-            let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
-            assert_eq!(found, ready.cast_signed());
-            black_box((&others, &by_number));
-        }),
-    ])
-}
-
-fn write_wait_read() -> Result<[Side; 2]> {
-    let (set, counter) = watched(0)?;
-    let by_number = Number::eventfd(0)?;
-    let number = Number::watching(&by_number)?;
-    let write = by_address!(upoll_write as Write);
-    let read = by_address!(upoll_read as Read);
-    let wait = by_address!(upoll_epoll_wait as Wait);
-    let mut reports = [Event::default(); ROOM];
-    let mut others = [Event::default(); ROOM];
-    Ok([
-        side(move || {
-            counter.write(black_box(1)).expect("write");
-            assert_eq!(set.wait(&mut reports, Timeout::NOW).expect("wait"), 1);
-            black_box(counter.read().expect("read"));
-        }),
-        side(move || {
-            write_one(write, &by_number);
-            // SAFETY: there is room for `ROOM` events.
-            let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
-            assert_eq!(found, 1);
-            read_count(read, &by_number);
-        }),
-    ])
-}
-
-fn modify() -> Result<[Side; 2]> {
-    let (set, counter) = watched(0)?;
-    let by_number = Number::eventfd(0)?;
-    let number = Number::watching(&by_number)?;
-    let ctl = by_address!(upoll_epoll_ctl as Ctl);
-    Ok([
-        side(move || {
-            let interest = Event::new(black_box(Events::IN), 1);
-            set.modify(&counter, interest).expect("MOD");
-        }),
-        side(move || {
-            let interest = Event::new(black_box(Events::IN), 1);
-            // SAFETY: the event is live.
-            let done = unsafe { ctl(number.fd(), 3, by_number.fd(), &raw const interest) };
-            assert_eq!(done, 0);
-        }),
+        calls::waits::<Epoll, EventFd>(1, initial, Events::IN)?,
+        calls::waits::<Fd, Fd>(1, initial, Events::IN)?,
     ])
 }
 
 fn poll_one() -> Result<[Side; 2]> {
-    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
+    let (object, counter) = (EventFd::new(0)?, idle::<Fd>()?);
     let poll = by_address!(upoll_poll as Poll);
     Ok([
         side(move || {
@@ -281,7 +285,7 @@ fn poll_one() -> Result<[Side; 2]> {
         }),
         side(move || {
             let mut fds = [libc::pollfd {
-                fd: number.fd(),
+                fd: counter.raw(),
                 events: libc::POLLIN,
                 revents: 0,
             }];
@@ -292,33 +296,11 @@ fn poll_one() -> Result<[Side; 2]> {
     ])
 }
 
-fn add_delete() -> Result<[Side; 2]> {
-    let (set, counter) = (Epoll::new()?, EventFd::new(0)?);
-    let by_number = Number::eventfd(0)?;
-    let number = Number::new(upoll_c::upoll_epoll_create1(0))?;
-    let ctl = by_address!(upoll_epoll_ctl as Ctl);
-    Ok([
-        side(move || {
-            let interest = Event::new(black_box(Events::IN), 1);
-            set.add(&counter, interest).expect("ADD");
-            set.delete(&counter).expect("DEL");
-        }),
-        side(move || {
-            let interest = Event::new(black_box(Events::IN), 1);
-            for op in [1, 2] {
-                // SAFETY: the event is live.
-                let done = unsafe { ctl(number.fd(), op, by_number.fd(), &raw const interest) };
-                assert_eq!(done, 0);
-            }
-        }),
-    ])
-}
-
 fn select_one() -> Result<[Side; 2]> {
-    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
+    let (object, counter) = (EventFd::new(0)?, idle::<Fd>()?);
     let select = by_address!(upoll_select as Select);
-    let fits = usize::try_from(number.fd()).is_ok_and(|fd| fd < libc::FD_SETSIZE);
-    ensure!(fits, "the number does not fit an fd_set");
+    let fits = usize::try_from(counter.fd).is_ok_and(|fd| fd < libc::FD_SETSIZE);
+    ensure!(fits, "the fd does not fit an fd_set");
     Ok([
         side(move || {
             let mut readable = FdSet::new();
@@ -336,8 +318,8 @@ fn select_one() -> Result<[Side; 2]> {
             let none = ptr::null_mut();
             // SAFETY: the fd is in the set, and set and limit are live.
             let ready = unsafe {
-                libc::FD_SET(number.fd(), &raw mut readable);
-                let end = black_box(number.fd() + 1);
+                libc::FD_SET(counter.raw(), &raw mut readable);
+                let end = black_box(counter.raw() + 1);
                 select(end, &raw mut readable, none, none, &raw mut limit)
             };
             assert_eq!(ready, 0);
@@ -347,13 +329,11 @@ fn select_one() -> Result<[Side; 2]> {
 
 fn pipe() -> Result<[Side; 2]> {
     let (reader, writer) = upoll::pipe()?;
-    let mut numbers = [-1; 2];
+    let mut fds = [-1; 2];
     // SAFETY: there is room for two fds.
-    let made = unsafe { upoll_c::upoll_pipe(&raw mut numbers) };
-    ensure!(made == 0, std::io::Error::last_os_error());
-    let [read_end, write_end] = numbers.map(Number);
-    let write = by_address!(upoll_write as Write);
-    let read = by_address!(upoll_read as Read);
+    let made = unsafe { upoll_c::upoll_pipe(&raw mut fds) };
+    ensure!(made == 0, io::Error::last_os_error());
+    let (read_end, write_end) = (Fd::new(fds[0])?, Fd::new(fds[1])?);
     let bytes = [7_u8; 64];
     Ok([
         side(move || {
@@ -367,8 +347,8 @@ fn pipe() -> Result<[Side; 2]> {
             // SAFETY: both buffers are live.
             unsafe {
                 let from = black_box::<&[u8; 64]>(&bytes).as_ptr();
-                assert_eq!(write(write_end.fd(), from, 64), 64);
-                assert_eq!(read(read_end.fd(), buffer.as_mut_ptr(), 64), 64);
+                assert_eq!((write_end.write)(write_end.raw(), from, 64), 64);
+                assert_eq!((read_end.read)(read_end.raw(), buffer.as_mut_ptr(), 64), 64);
             }
             black_box(&buffer);
         }),
@@ -377,34 +357,18 @@ fn pipe() -> Result<[Side; 2]> {
 
 fn batch() -> Result<[Side; 2]> {
     const CHANGES: usize = 64;
-    let set = Epoll::new()?;
-    let number = Number::new(upoll_c::upoll_epoll_create1(0))?;
-    let (mut objects, mut numbers, mut commands) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..CHANGES {
-        let object = EventFd::new(0)?;
-        set.add(&object, Event::new(Events::IN, 1))?;
-        objects.push(object);
-        let counter = Number::eventfd(0)?;
-        commands.push(EpollCtlCmd {
-            flags: 0,
-            op: 1,
-            fd: counter.fd(),
-            events: Events::IN.bits(),
-            data: 1,
-            result: 0,
-        });
-        numbers.push(counter);
-    }
-    let ctl_batch = by_address!(upoll_epoll_ctl_batch as CtlBatch);
-    let mut by_number = move |op| {
-        for command in &mut commands {
-            command.op = op;
-        }
-        // SAFETY: the commands are live.
-        let done = unsafe { ctl_batch(number.fd(), 0, CHANGES as c_int, commands.as_mut_ptr()) };
-        assert_eq!(done, CHANGES as c_int);
+    let (set, objects) = watching::<Epoll, EventFd>(CHANGES, Events::IN, idle)?;
+    let (by_fd, counters) = watching::<Fd, Fd>(CHANGES, Events::IN, idle)?;
+    let modified = |counter: &Fd| EpollCtlCmd {
+        flags: 0,
+        op: libc::EPOLL_CTL_MOD,
+        fd: counter.fd,
+        events: Events::IN.bits(),
+        data: 1,
+        result: 0,
     };
-    by_number(1);
+    let mut commands: Vec<_> = counters.iter().map(modified).collect();
+    let ctl_batch = by_address!(upoll_epoll_ctl_batch as CtlBatch);
     Ok([
         Box::new(move |times| {
             let interest = Event::new(Events::IN, 1);
@@ -419,8 +383,11 @@ fn batch() -> Result<[Side; 2]> {
             }
         }),
         side(move || {
-            by_number(3);
-            black_box(&numbers);
+            let (set, list) = (by_fd.raw(), commands.as_mut_ptr());
+            // SAFETY: the commands are live.
+            let done = unsafe { ctl_batch(set, 0, CHANGES as c_int, list) };
+            assert_eq!(done, CHANGES as c_int);
+            black_box(&counters);
         }),
     ])
 }

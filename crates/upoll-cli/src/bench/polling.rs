@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave};
+use super::set::counters;
 
 pub(super) const NAME: &str = "poll";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const SIZES: [usize; 5] = [1, 8, 30, 100, 1000];
 /// Up to this number of files the stack must save `TARGET`.
@@ -109,7 +109,6 @@ macro_rules! sides_of {
         mod $build {
             use std::hint::black_box;
             use std::os::fd::AsFd;
-            use std::rc::Rc;
             use std::sync::atomic::{AtomicBool, Ordering};
 
             use anyhow::Result;
@@ -141,51 +140,35 @@ macro_rules! sides_of {
                 call: Call,
                 work: Work,
                 keeps: Keeps,
-                descriptors: &Rc<Vec<Fd>>,
+                descriptors: &[Fd],
             ) -> Result<Side> {
                 let count = descriptors.len();
-                let late = File::new(LateNews::default());
-                let objects = match work {
-                    Work::Objects => count,
-                    Work::Registering => count - 1,
-                    Work::Descriptors => 0,
-                };
-                let objects: Vec<_> = (0..objects)
-                    .map(|_| EventFd::new(0))
-                    .collect::<Result<_, _>>()?;
-                let descriptors = descriptors.clone();
+                let mut sources: Vec<Box<dyn Source>> = Vec::with_capacity(count);
+                for at in 0..count {
+                    sources.push(match work {
+                        Work::Registering if at + 1 == count => {
+                            Box::new(File::new(LateNews::default()))
+                        }
+                        Work::Objects | Work::Registering => Box::new(EventFd::new(0)?),
+                        Work::Descriptors => {
+                            let fd = descriptors[at].as_fd().try_clone_to_owned()?;
+                            match keeps {
+                                Keeps::Nothing => Box::new(fd),
+                                Keeps::Context => Box::new(Descriptor::new(fd)),
+                            }
+                        }
+                    });
+                }
                 let (limit, found) = match work {
                     Work::Registering => (Timeout::NEVER, 1),
                     Work::Objects | Work::Descriptors => (Timeout::NOW, 0),
                 };
-                let (mut context, known) = match keeps {
-                    Keeps::Nothing => (None, Vec::new()),
-                    Keeps::Context => {
-                        let known = descriptors
-                            .iter()
-                            .map(|one| one.as_fd().try_clone_to_owned());
-                        let known = known.map(|one| one.map(Descriptor::new));
-                        (Some(PollContext::new()), known.collect::<Result<_, _>>()?)
-                    }
+                let mut context = match keeps {
+                    Keeps::Nothing => None,
+                    Keeps::Context => Some(PollContext::new()),
                 };
                 Ok(Box::new(move |times| {
-                    let mut sources: Vec<&dyn Source> = Vec::with_capacity(count);
-                    match work {
-                        Work::Objects => {
-                            sources.extend(objects.iter().map(|one| one as &dyn Source))
-                        }
-                        Work::Registering => {
-                            sources.extend(objects.iter().map(|one| one as &dyn Source));
-                            sources.push(&late);
-                        }
-                        Work::Descriptors if context.is_some() => {
-                            sources.extend(known.iter().map(|one| one as &dyn Source));
-                        }
-                        Work::Descriptors => {
-                            sources.extend(descriptors.iter().map(|one| one as &dyn Source));
-                        }
-                    }
-                    let targets: Vec<_> = sources.into_iter().map(Source::target).collect();
+                    let targets: Vec<_> = sources.iter().map(|one| one.target()).collect();
                     match call {
                         Call::Poll => {
                             let fds = targets.iter();
@@ -204,8 +187,7 @@ macro_rules! sides_of {
                         Call::Select => {
                             let end = i32::try_from(count).expect("few");
                             let all: FdSet = (0..end).collect();
-                            let resolve =
-                                |number: i32| targets.get(usize::try_from(number).ok()?).copied();
+                            let resolve = |fd: i32| targets.get(usize::try_from(fd).ok()?).copied();
                             for _ in 0..times {
                                 let mut readable = FdSet::from_words(all.as_words());
                                 let mut limit = limit;
@@ -311,10 +293,8 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Polled>> {
     for work in [Work::Objects, Work::Registering, Work::Descriptors] {
         for call in [Call::Poll, Call::Select] {
             for size in SIZES {
-                let descriptors = (0..size)
-                    .map(|_| Fd::eventfd(0))
-                    .collect::<Result<_, _>>()?;
-                rows.push(measure_one(call, work, &Rc::new(descriptors), effort)?);
+                let descriptors = Rc::new(counters(size)?);
+                rows.push(measure_one(call, work, &descriptors, effort)?);
             }
         }
     }

@@ -285,10 +285,8 @@ const COMPARISONS: &[Column<Compared>] = &[
     ("upoll ns", |row| nanoseconds(row.upoll_nanoseconds.median)),
     ("ratio", |row| times(row.ratio.median)),
     ("10-90 %", |row| percentiles(row.ratio, row.trusted)),
-    ("to reach", |row| {
-        row.row.target.map_or_else(String::new, times)
-    }),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("to reach", |row| or_blank(row.row.target, times)),
+    (REACHED, |row| verdict(row.reached)),
 ];
 
 const PEERS: &[Column<Peer>] = &[
@@ -304,8 +302,8 @@ const PEERS: &[Column<Peer>] = &[
     ("10-90 %", |row| {
         of_ratio(row, |ratio| percentiles(ratio, ratio.is_trusted()))
     }),
-    ("to reach", |row| row.target.map_or_else(String::new, times)),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("to reach", |row| or_blank(row.target, times)),
+    (REACHED, |row| verdict(row.reached)),
     ("note", |row| match &row.skipped {
         Some(why) => format!("skipped: {why}"),
         None if row.figures.as_ref().is_some_and(|figures| figures.fastest) => "fastest".to_owned(),
@@ -314,12 +312,12 @@ const PEERS: &[Column<Peer>] = &[
 ];
 
 fn of_figures(row: &Peer, text: fn(&Figures) -> String) -> String {
-    row.figures.as_ref().map_or_else(String::new, text)
+    or_blank(row.figures.as_ref(), text)
 }
 
 fn of_ratio(row: &Peer, text: fn(Spread) -> String) -> String {
     let ratio = row.figures.as_ref().and_then(|figures| figures.ratio);
-    ratio.map_or_else(String::new, text)
+    or_blank(ratio, text)
 }
 
 const NUMBERS: &[Column<Numbered>] = &[
@@ -342,9 +340,9 @@ const NUMBERS: &[Column<Numbered>] = &[
         )
     }),
     ("at most", |row| {
-        row.target_nanoseconds.map_or_else(String::new, nanoseconds)
+        or_blank(row.target_nanoseconds, nanoseconds)
     }),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    (REACHED, |row| verdict(row.reached)),
 ];
 
 const POLLS: &[Column<Polled>] = &[
@@ -364,26 +362,21 @@ const POLLS: &[Column<Polled>] = &[
     ("10-90 %", |row| {
         percentiles(row.gain, row.gain.is_trusted())
     }),
-    ("to reach", |row| {
-        row.gain_target.map_or_else(String::new, times)
-    }),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("to reach", |row| or_blank(row.gain_target, times)),
+    (REACHED, |row| verdict(row.reached)),
     ("stack / context", |row| {
-        row.context_gain
-            .map_or_else(String::new, |gain| times(gain.median))
+        or_blank(row.context_gain, |gain| times(gain.median))
     }),
     ("kernel / stack", |row| {
-        row.ratio
-            .map_or_else(String::new, |ratio| times(ratio.median))
+        or_blank(row.ratio, |ratio| times(ratio.median))
     }),
     ("10-90 %", |row| {
-        row.ratio
-            .map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted()))
+        or_blank(row.ratio, |ratio| percentiles(ratio, ratio.is_trusted()))
     }),
 ];
 
 fn median_nanoseconds(figure: Option<Spread>) -> String {
-    figure.map_or_else(String::new, |figure| nanoseconds(figure.median))
+    or_blank(figure, |figure| nanoseconds(figure.median))
 }
 
 const GROWTH: &[Column<Grown>] = &[
@@ -406,7 +399,7 @@ const GROWTH: &[Column<Grown>] = &[
     ("upoll growth", |row| times(row.upoll_growth.median)),
     ("10-90 %", |row| percentiles(row.upoll_growth, row.trusted)),
     ("at most", |row| times(row.upoll_growth_tolerated)),
-    (REACHED, |row| yes_no(row.reached).to_owned()),
+    (REACHED, |row| verdict(Some(row.reached))),
 ];
 
 const TIMEOUTS: &[Column<Late>] = &[
@@ -423,38 +416,36 @@ const TIMEOUTS: &[Column<Late>] = &[
     ("growth", |row| times(row.growth.median)),
     ("10-90 %", |row| percentiles(row.growth, row.trusted)),
     ("to reach", |row| row.goal.clone().unwrap_or_default()),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    (REACHED, |row| verdict(row.reached)),
 ];
 
 const WORKERS: &[Column<Shared>] = &[
     ("name", |row| row.name.to_owned()),
     ("way", |row| row.way.to_owned()),
-    ("ms", |row| format!("{:.1}", row.milliseconds.median)),
+    ("ms", |row| fixed(row.milliseconds.median, 1)),
     ("ratio", |row| times(row.ratio.median)),
     ("10-90 %", |row| {
         format!("{:.1}-{:.1}", row.ratio.p10, row.ratio.p90)
     }),
     ("events of a worker", |row| {
-        row.shares
-            .map(|events| format!("{:.0}", events.median))
-            .join(" / ")
+        row.shares.map(|events| fixed(events.median, 0)).join(" / ")
     }),
-    ("fairness", |row| format!("{:.4}", row.fairness.median)),
-    ("worst", |row| format!("{:.4}", row.worst_fairness)),
+    ("fairness", |row| fixed(row.fairness.median, 4)),
+    ("worst", |row| fixed(row.worst_fairness, 4)),
     ("switches per event", |row| {
-        format!("{:.2}", row.switches_per_event.median)
+        fixed(row.switches_per_event.median, 2)
     }),
     ("voluntary", |row| {
-        format!("{:.2}", row.voluntary_switches_per_event.median)
+        fixed(row.voluntary_switches_per_event.median, 2)
     }),
     ("involuntary", |row| {
-        format!("{:.2}", row.involuntary_switches_per_event.median)
+        fixed(row.involuntary_switches_per_event.median, 2)
     }),
     ("empty wakes per event", |row| {
-        format!("{:.2}", row.empty_wakes_per_event.median)
+        fixed(row.empty_wakes_per_event.median, 2)
     }),
     ("to reach", |row| {
-        row.goal.map_or_else(String::new, |goal| {
+        or_blank(row.goal, |goal| {
             format!(
                 "{}, fairness {}, switches {}",
                 times(goal.ratio),
@@ -463,7 +454,7 @@ const WORKERS: &[Column<Shared>] = &[
             )
         })
     }),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    (REACHED, |row| verdict(row.reached)),
 ];
 
 const THREADS: &[Column<Threaded>] = &[
@@ -472,13 +463,9 @@ const THREADS: &[Column<Threaded>] = &[
     ("by", |row| row.by.to_owned()),
     ("sets", |row| row.sets.to_owned()),
     ("threads", |row| row.threads.to_string()),
-    ("requests/s", |row| {
-        format!("{:.0}", row.requests_per_second.median)
-    }),
+    ("requests/s", |row| fixed(row.requests_per_second.median, 0)),
     ("against kernel", |row| times(row.ratio.median)),
-    ("had a core", |row| {
-        format!("{:.2}", row.threads_with_a_core.median)
-    }),
+    ("had a core", |row| fixed(row.threads_with_a_core.median, 2)),
     ("growth", |row| times(row.growth.median)),
     ("10-90 %", |row| {
         percentiles(row.growth, row.growth.is_trusted())
@@ -488,7 +475,7 @@ const THREADS: &[Column<Threaded>] = &[
         percentiles(row.growth_per_core, row.growth_per_core.is_trusted())
     }),
     ("locks per request", |row| {
-        locks(row, |locks| format!("{:.1}", locks.taken_per_request))
+        locks(row, |locks| fixed(locks.taken_per_request, 1))
     }),
     ("shared", |row| {
         locks(row, |locks| match locks.shared_in_all {
@@ -502,15 +489,13 @@ const THREADS: &[Column<Threaded>] = &[
     ("time waiting", |row| {
         locks(row, |locks| percent(locks.waiting))
     }),
-    ("to reach", |row| {
-        row.goal.map_or_else(String::new, to_reach)
-    }),
-    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("to reach", |row| or_blank(row.goal, to_reach)),
+    (REACHED, |row| verdict(row.reached)),
     ("note", |row| row.note.clone().unwrap_or_default()),
 ];
 
 fn locks(row: &Threaded, figure: fn(LockUse) -> String) -> String {
-    row.locks.map_or_else(String::new, figure)
+    or_blank(row.locks, figure)
 }
 
 fn to_reach(goal: Goal) -> String {
@@ -534,15 +519,11 @@ const BACKPRESSURE: &[Column<Pressed>] = &[
         u64::MAX => "none".to_owned(),
         maximum => maximum.to_string(),
     }),
-    ("writer CPU ms", |row| {
-        format!("{:.0}", row.writer_cpu_milliseconds)
-    }),
-    ("reader CPU ms", |row| {
-        format!("{:.0}", row.reader_cpu_milliseconds)
-    }),
+    ("writer CPU ms", |row| fixed(row.writer_cpu_milliseconds, 0)),
+    ("reader CPU ms", |row| fixed(row.reader_cpu_milliseconds, 0)),
     ("writes", |row| row.writes.to_string()),
     ("reads", |row| row.reads.to_string()),
-    ("average batch", |row| format!("{:.1}", row.average_batch)),
+    ("average batch", |row| fixed(row.average_batch, 1)),
     ("p99 us", |row| {
         latency(row, |latency| latency.p99_microseconds)
     }),
@@ -553,29 +534,22 @@ const BACKPRESSURE: &[Column<Pressed>] = &[
         latency(row, |latency| latency.worst_microseconds)
     }),
     ("to reach", |row| {
-        row.goal
-            .as_ref()
-            .map_or_else(String::new, |goal| goal.what.to_owned())
+        or_blank(row.goal.as_ref(), |goal| goal.what.to_owned())
     }),
     ("figure", |row| {
-        row.goal
-            .as_ref()
-            .map_or_else(String::new, |goal| match goal.rounds[..] {
-                [least, .., most] => format!("{:.1} ({least:.1}-{most:.1})", goal.figure),
-                _ => format!("{:.1}", goal.figure),
-            })
+        or_blank(row.goal.as_ref(), |goal| match goal.rounds[..] {
+            [least, .., most] => format!("{:.1} ({least:.1}-{most:.1})", goal.figure),
+            _ => fixed(goal.figure, 1),
+        })
     }),
     (REACHED, |row| {
-        row.goal
-            .as_ref()
-            .map_or("", |goal| yes_no(goal.reached))
-            .to_owned()
+        verdict(row.goal.as_ref().map(|goal| goal.reached))
     }),
 ];
 
 fn latency(row: &Pressed, pick: fn(&Latency) -> f64) -> String {
     let figure = row.latency.as_ref().map(pick);
-    figure.map_or_else(String::new, |figure| format!("{figure:.0}"))
+    or_blank(figure, |figure| format!("{figure:.0}"))
 }
 
 fn about_fair(fair: &Fair) -> String {
@@ -600,39 +574,26 @@ const FAIR: &[Column<Served>] = &[
     ("workers", |row| row.workers.to_string()),
     ("load", |row| row.load.to_owned()),
     ("way", |row| row.way.to_owned()),
-    ("requests/s", |row| {
-        format!("{:.0}", row.requests_per_second.median)
-    }),
-    ("p50 us", |row| format!("{:.0}", row.microseconds[0].median)),
-    ("p99 us", |row| format!("{:.0}", row.microseconds[1].median)),
+    ("requests/s", |row| fixed(row.requests_per_second.median, 0)),
+    ("p50 us", |row| fixed(row.microseconds[0].median, 0)),
+    ("p99 us", |row| fixed(row.microseconds[1].median, 0)),
     ("10-90 %", |row| range(row.microseconds[1])),
-    ("p99.9 us", |row| {
-        format!("{:.0}", row.microseconds[2].median)
-    }),
-    ("CPU us", |row| {
-        format!("{:.0}", row.cpu_microseconds.median)
-    }),
+    ("p99.9 us", |row| fixed(row.microseconds[2].median, 0)),
+    ("CPU us", |row| fixed(row.cpu_microseconds.median, 0)),
     ("10-90 %", |row| range(row.cpu_microseconds)),
-    ("switches", |row| format!("{:.1}", row.switches.median)),
-    ("voluntary", |row| {
-        format!("{:.1}", row.voluntary_switches.median)
-    }),
+    ("switches", |row| fixed(row.switches.median, 1)),
+    ("voluntary", |row| fixed(row.voluntary_switches.median, 1)),
     ("empty wakes", |row| {
         row.empty_wakes
             .map_or_else(|| "?".to_owned(), |wakes| format!("{wakes:.2}"))
     }),
-    ("fairness", |row| format!("{:.3}", row.fairness.median)),
+    ("fairness", |row| fixed(row.fairness.median, 3)),
     ("failures", |row| row.failures.to_string()),
     ("missed", |row| {
-        row.missed
-            .as_ref()
-            .map_or_else(String::new, |missed| missed.join(", "))
+        or_blank(row.missed.as_ref(), |missed| missed.join(", "))
     }),
     (REACHED, |row| {
-        row.missed
-            .as_ref()
-            .map_or("", |missed| yes_no(missed.is_empty()))
-            .to_owned()
+        verdict(row.missed.as_ref().map(Vec::is_empty))
     }),
 ];
 
@@ -659,7 +620,7 @@ fn nanoseconds(figure: f64) -> String {
 }
 
 fn microseconds(nanoseconds: u64) -> String {
-    format!("{:.1}", nanoseconds as f64 / 1000.0)
+    fixed(nanoseconds as f64 / 1000.0, 1)
 }
 
 fn times(ratio: f64) -> String {
@@ -678,6 +639,16 @@ fn percentiles(ratio: Spread, trusted: bool) -> String {
 const YES: &str = "yes";
 const NO: &str = "no";
 
-fn yes_no(reached: bool) -> &'static str {
-    if reached { YES } else { NO }
+fn verdict(reached: Option<bool>) -> String {
+    let text = reached.map(|reached| if reached { YES } else { NO });
+    text.unwrap_or_default().to_owned()
+}
+
+/// Returns the text of a figure; none if there is no figure.
+fn or_blank<T>(figure: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    figure.map_or_else(String::new, text)
+}
+
+fn fixed(figure: f64, digits: usize) -> String {
+    format!("{figure:.digits$}")
 }

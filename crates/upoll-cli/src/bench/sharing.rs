@@ -1,13 +1,16 @@
 //! Threads that share one set, whose files stay in it: pools that take oneshot events, and producers
 //! of edge-triggered ones.
 
+use std::io;
+
 use anyhow::Result;
+use upoll::{Epoll, EventFd, EventFdFlags, Events};
 
 use super::kernel::Fd;
-use super::threads::{self, Goal, KERNEL, Load, Server, Set, Sets, Threaded, UPOLL, Way};
+use super::set::{Counter, Set, watching};
+use super::threads::{self, Counted, Goal, KERNEL, Load, Server, Sets, Threaded, UPOLL, Way};
 
 pub(super) const NAME: &str = "shared";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// The number of oneshot files.
 const ONESHOT_FILES: usize = 64;
@@ -15,70 +18,66 @@ const ONESHOT_FILES: usize = 64;
 /// The number of edge-triggered files that each thread writes.
 const EDGE_FILES: usize = 8;
 
-/// Opens a set and `count` files in it, each with its index as data.
-fn filled<S: Set>(count: usize, events: i32) -> Result<(S, Vec<S::File>)> {
-    let set = S::open()?;
-    let files = (0..count).map(|_| S::file()).collect::<Result<Vec<_>>>()?;
-    for (index, file) in files.iter().enumerate() {
-        set.add(file, events, index as u64);
-    }
-    Ok((set, files))
+/// Returns an eventfd whose calls do not block.
+fn file<C: Counter>() -> io::Result<C> {
+    C::new(0, EventFdFlags::NONBLOCK)
 }
 
 /// A pool of threads: each takes one event, serves it, and makes the next one of the same file.
-struct Oneshot<S: Set> {
+struct Oneshot<S, C> {
     set: S,
-    files: Vec<S::File>,
+    files: Vec<C>,
 }
 
-impl<S: Set> Oneshot<S> {
-    const EVENTS: i32 = libc::EPOLLIN | libc::EPOLLONESHOT;
-}
+const ONESHOT: Events = Events::IN.union(Events::ONESHOT);
 
-impl<S: Set> Server for Oneshot<S> {
+impl<S: Set<C> + Counted, C: Counter> Server for Oneshot<S, C> {
     type Set = S;
 
     fn new(_threads: usize) -> Result<Self> {
-        let (set, files) = filled::<S>(ONESHOT_FILES, Self::EVENTS)?;
-        files.iter().for_each(S::write);
+        let (set, files) = watching(ONESHOT_FILES, ONESHOT, file)?;
+        files.iter().for_each(C::write);
         Ok(Oneshot { set, files })
     }
 
     fn serve(&self, _thread: usize, _turn: usize) -> bool {
-        let mut data = 0;
+        let mut reports = [S::ROOM];
         // Nothing is reported while other threads have taken all events.
-        if self.set.wait::<1>(|reported| data = reported) == 0 {
+        if self.set.harvest(&mut reports).expect("wait") == 0 {
             return false;
         }
+        let data = S::data(&reports[0]);
         let file = &self.files[data as usize];
-        assert!(S::read(file), "the event was reported to two threads");
-        self.set.modify(file, Self::EVENTS, data);
-        S::write(file);
+        assert!(file.try_read(), "the event was reported to two threads");
+        self.set.modify(file, ONESHOT, data).expect("MOD");
+        file.write();
         true
     }
 }
 
 /// Producers: each writes its own files by turns, and serves all events that are reported to it.
-struct Edge<S: Set> {
+struct Edge<S, C> {
     set: S,
-    files: Vec<S::File>,
+    files: Vec<C>,
 }
 
-impl<S: Set> Server for Edge<S> {
+impl<S: Set<C> + Counted, C: Counter> Server for Edge<S, C> {
     type Set = S;
 
     fn new(threads: usize) -> Result<Self> {
-        let events = libc::EPOLLIN | libc::EPOLLET;
-        let (set, files) = filled::<S>(threads * EDGE_FILES, events)?;
+        let events = Events::IN | Events::ET;
+        let (set, files) = watching(threads * EDGE_FILES, events, file)?;
         Ok(Edge { set, files })
     }
 
     fn serve(&self, thread: usize, turn: usize) -> bool {
-        S::write(&self.files[thread * EDGE_FILES + turn % EDGE_FILES]);
-        self.set.wait::<8>(|data| {
+        self.files[thread * EDGE_FILES + turn % EDGE_FILES].write();
+        let mut reports = [S::ROOM; 8];
+        let found = self.set.harvest(&mut reports).expect("wait");
+        for report in &reports[..found] {
             // Another thread may have read it already.
-            S::read(&self.files[data as usize]);
-        });
+            self.files[S::data(report) as usize].try_read();
+        }
         true
     }
 }
@@ -87,15 +86,15 @@ const BY_KERNEL: Way = Way {
     work: "oneshot",
     by: KERNEL,
     sets: Sets::Shared,
-    round: threads::round::<Oneshot<Fd>>,
+    round: threads::round::<Oneshot<Fd, Fd>>,
     counted: None,
     goal: None,
 };
 
 const BY_UPOLL: Way = Way {
     by: UPOLL,
-    round: threads::round::<Oneshot<upoll::Epoll>>,
-    counted: Some(threads::round::<Oneshot<upoll_counted::Epoll>>),
+    round: threads::round::<Oneshot<Epoll, EventFd>>,
+    counted: Some(threads::round::<Oneshot<upoll_counted::Epoll, upoll_counted::EventFd>>),
     goal: Some(Goal::NEVER_BELOW_THE_KERNEL),
     ..BY_KERNEL
 };
@@ -105,13 +104,13 @@ const WAYS: [Way; 4] = [
     BY_UPOLL,
     Way {
         work: "edge",
-        round: threads::round::<Edge<Fd>>,
+        round: threads::round::<Edge<Fd, Fd>>,
         ..BY_KERNEL
     },
     Way {
         work: "edge",
-        round: threads::round::<Edge<upoll::Epoll>>,
-        counted: Some(threads::round::<Edge<upoll_counted::Epoll>>),
+        round: threads::round::<Edge<Epoll, EventFd>>,
+        counted: Some(threads::round::<Edge<upoll_counted::Epoll, upoll_counted::EventFd>>),
         ..BY_UPOLL
     },
 ];

@@ -16,7 +16,6 @@ use super::calls::{Compared, Row};
 use super::measure::{Effort, Side, interleave};
 
 pub(super) const NAME: &str = "tasks";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// As fast as `Notify`.
 const TARGET: f64 = 1.0;
@@ -133,7 +132,7 @@ fn on_tokio(pair: Pair) -> Result<Side> {
 }
 
 /// Measures a round trip: two awaits and two wakes.
-pub(super) fn measure(effort: Effort) -> Result<[Compared; 4]> {
+pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
     let here = interleave(
         &mut [
             by_themselves(notify()),
@@ -156,7 +155,7 @@ pub(super) fn measure(effort: Effort) -> Result<[Compared; 4]> {
         against: "tokio's Notify",
         target,
     };
-    Ok([
+    Ok(vec![
         Compared::new(
             row("round trip of two tasks, Readiness", Some(TARGET)),
             &here[0],

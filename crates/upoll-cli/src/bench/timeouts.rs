@@ -7,12 +7,13 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use upoll::{Clock, Epoll, Event, EventFd, Events, Timers};
 
+use super::calls::idle;
 use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Spread};
+use super::set::{Counter, Set, counters, watching};
 
 pub(super) const NAME: &str = "timeout";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const LIMITS_MICROSECONDS: [u64; 5] = [10, 37, 50, 100, 1000];
 /// The numbers of idle files.
@@ -70,89 +71,69 @@ impl By {
 
     /// Returns a wait for `files` idle files that ends by its limit, or by a timer that is armed before it and read after
     /// it.
-    fn waiter(self, files: usize, limit: Duration) -> Result<Box<dyn FnMut() -> Result<usize>>> {
-        let (of_kernel, of_upoll) = match self {
-            By::Objects | By::Timer => (0, files),
-            _ => (files, 0),
-        };
-        // Each closure owns its files, and so keeps them open.
-        let descriptors: Vec<_> = (0..of_kernel)
-            .map(|_| Fd::eventfd(0))
-            .collect::<Result<_, _>>()?;
+    fn waiter(self, files: usize, limit: Duration) -> Result<Wait> {
+        let of_kernel = || watching::<Fd, Fd>(files, Events::IN, idle);
+        let objects = || watching::<Epoll, EventFd>(files, Events::IN, idle);
         Ok(match self {
             By::Ppoll => {
+                let descriptors: Vec<Fd> = counters(files)?;
                 let mut list: Vec<_> = descriptors.iter().map(kernel::readable).collect();
                 Box::new(move || {
                     let _open = &descriptors;
                     Ok(kernel::poll_for(&mut list, limit)?)
                 })
             }
-            By::EpollWait | By::EpollPwait2 => {
-                let set = Fd::epoll()?;
-                for one in &descriptors {
-                    set.add(one, libc::EPOLLIN, 0)?;
-                }
+            By::EpollWait => {
                 let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000))?;
-                let mut reports = [kernel::IDLE; 8];
-                Box::new(move || {
-                    let _open = &descriptors;
-                    Ok(match self {
-                        By::EpollWait => set.wait(&mut reports, milliseconds)?,
-                        _ => set.wait_for(&mut reports, limit)?,
-                    })
+                in_set(of_kernel()?, move |set, reports| {
+                    Ok(set.epoll_wait(reports, milliseconds)?)
                 })
             }
+            By::EpollPwait2 => in_set(of_kernel()?, move |set, reports| {
+                Ok(set.epoll_pwait2(reports, limit)?)
+            }),
             By::Timerfd => {
-                let (set, timer) = (Fd::epoll()?, Fd::timer()?);
-                for one in descriptors.iter().chain([&timer]) {
-                    set.add(one, libc::EPOLLIN, 0)?;
-                }
-                let mut reports = [kernel::IDLE; 8];
-                Box::new(move || {
-                    let _open = &descriptors;
+                let (files, timer) = (of_kernel()?, Fd::timer()?);
+                files.0.add(&timer, Events::IN, 0)?;
+                in_set(files, move |set, reports| {
                     timer.arm(limit)?;
-                    let ready = set.wait(&mut reports, -1)?;
+                    let ready = set.wait(reports)?;
                     Ok(ready - usize::try_from(timer.read_count()?)?)
                 })
             }
             By::Timer => {
-                let (set, timer) = (Epoll::new()?, Timers::on(Clock::Monotonic)?.timer()?);
-                let interest = Event::new(Events::IN, 0);
-                set.add(&timer, interest)?;
-                let objects: Vec<_> = (0..of_upoll)
-                    .map(|_| EventFd::new(0))
-                    .collect::<Result<_, _>>()?;
-                for one in &objects {
-                    set.add(one, interest)?;
-                }
-                let mut reports = [Event::default(); 8];
-                Box::new(move || {
-                    let _open = &objects;
+                let (files, timer) = (objects()?, Timers::on(Clock::Monotonic)?.timer()?);
+                files.0.add(&timer, Event::new(Events::IN, 0))?;
+                in_set(files, move |set, reports| {
                     timer.arm(limit, Duration::ZERO);
-                    let ready = set.wait(&mut reports, None)?;
+                    let ready = set.wait(reports, None)?;
                     Ok(ready - usize::try_from(timer.try_read()?)?)
                 })
             }
-            By::Objects | By::Descriptors => {
-                let set = Epoll::new()?;
-                let interest = Event::new(Events::IN, 0);
-                let objects: Vec<_> = (0..of_upoll)
-                    .map(|_| EventFd::new(0))
-                    .collect::<Result<_, _>>()?;
-                for one in &objects {
-                    set.add(one, interest)?;
-                }
-                for one in &descriptors {
-                    set.add(one, interest)?;
-                }
-                let mut reports = [Event::default(); 8];
-                Box::new(move || {
-                    let _open = (&descriptors, &objects);
-                    Ok(set.pwait1(&mut reports, limit, None)?)
-                })
-            }
+            By::Objects => in_set(objects()?, move |set, reports| {
+                Ok(set.pwait1(reports, limit, None)?)
+            }),
+            By::Descriptors => in_set(
+                watching::<Epoll, Fd>(files, Events::IN, idle)?,
+                move |set, reports| Ok(set.pwait1(reports, limit, None)?),
+            ),
         })
     }
+}
+
+/// A wait, which returns the number of reports.
+type Wait = Box<dyn FnMut() -> Result<usize>>;
+
+/// Returns a wait in a set. It keeps the files of the set open.
+fn in_set<S: Set<C>, C: Counter>(
+    (set, files): (S, Vec<C>),
+    mut wait: impl FnMut(&S, &mut [S::Report]) -> Result<usize> + 'static,
+) -> Wait {
+    let mut reports = [S::ROOM; 8];
+    Box::new(move || {
+        let _open = &files;
+        wait(&set, &mut reports)
+    })
 }
 
 /// The lateness of the waits of one side.
@@ -185,7 +166,7 @@ struct Side {
     by: By,
     limit: Duration,
     files: usize,
-    wait: Box<dyn FnMut() -> Result<usize>>,
+    wait: Wait,
     histogram: Histogram<u64>,
     early: u64,
     rounds: Series,

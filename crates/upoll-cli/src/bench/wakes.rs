@@ -6,12 +6,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
-use upoll::{Epoll, Event, EventFd, Events, Timeout};
+use upoll::{Epoll, EventFd, Events};
 
-use super::calls::{Compared, Row};
-use super::kernel::{self, Fd};
+use super::calls::{Compared, Row, idle};
+use super::kernel::Fd;
 use super::machine;
 use super::measure::{Effort, Side, interleave, side};
+use super::set::{Counter, Set};
 
 pub(super) const ONE_CPU: &str = "wake";
 pub(super) const TWO_CPUS: &str = "wake-across";
@@ -60,49 +61,24 @@ impl Bell for Futex {
     }
 }
 
-/// A kernel counter in a kernel set, edge-triggered.
-struct Theirs(Fd, Fd);
+/// An eventfd in a set, edge-triggered.
+struct Rung<S, C>(S, C);
 
-impl Theirs {
+impl<S: Set<C>, C: Counter> Rung<S, C> {
     fn new() -> Result<Self> {
-        let (set, counter) = (Fd::epoll()?, Fd::eventfd(0)?);
-        set.add(&counter, libc::EPOLLIN | libc::EPOLLET, 0)?;
-        Ok(Theirs(set, counter))
+        let (set, counter) = (S::open()?, idle::<C>()?);
+        set.add(&counter, Events::IN | Events::ET, 0)?;
+        Ok(Rung(set, counter))
     }
 }
 
-impl Bell for Theirs {
+impl<S: Set<C>, C: Counter> Bell for Rung<S, C> {
     fn ring(&self) {
-        self.1.write_count(1).expect("write");
+        self.1.write();
     }
 
     fn sleep(&self) {
-        let found = self.0.wait(&mut [kernel::IDLE; 8], -1).expect("wait");
-        assert_eq!(found, 1, "the counter is reported");
-    }
-}
-
-/// The same with upoll's objects.
-struct Ours(Epoll, EventFd);
-
-impl Ours {
-    /// Makes a set whose threads spin for this long before they sleep.
-    fn spinning(spin: Duration) -> Result<Self> {
-        let (set, counter) = (Epoll::new()?, EventFd::new(0)?);
-        set.set_spin(spin);
-        set.add(&counter, Event::new(Events::IN | Events::ET, 0))?;
-        Ok(Ours(set, counter))
-    }
-}
-
-impl Bell for Ours {
-    fn ring(&self) {
-        self.1.write(1).expect("write");
-    }
-
-    fn sleep(&self) {
-        let mut reports = [Event::default(); 8];
-        let found = self.0.wait(&mut reports, Timeout::NEVER).expect("wait");
+        let found = self.0.wait(&mut [S::ROOM; 8]).expect("wait");
         assert_eq!(found, 1, "the counter is reported");
     }
 }
@@ -169,14 +145,16 @@ pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<
         _ => ("two CPUs", &SPINS[..]),
     };
     let ours = |microseconds| -> Result<Side> {
-        let spin = Duration::from_micros(microseconds);
-        let bells = [Ours::spinning(spin)?, Ours::spinning(spin)?];
+        let bells = [Rung::<Epoll, EventFd>::new()?, Rung::new()?];
+        for bell in &bells {
+            bell.0.set_spin(Duration::from_micros(microseconds));
+        }
         Ok(Partner::new(bells, cpu).into_side())
     };
     let futexes = [Futex(AtomicU32::new(0)), Futex(AtomicU32::new(0))];
     let mut sides = vec![
         Partner::new(futexes, cpu).into_side(),
-        Partner::new([Theirs::new()?, Theirs::new()?], cpu).into_side(),
+        Partner::new([Rung::<Fd, Fd>::new()?, Rung::new()?], cpu).into_side(),
         ours(0)?,
     ];
     for &microseconds in spins {

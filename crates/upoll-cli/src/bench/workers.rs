@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::thread::gettid;
 use serde::Serialize;
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
+use upoll::{CreateFlags, Epoll, EventFd, EventFdFlags, Events};
 
+use super::calls::idle;
 use super::interrupt;
-use super::kernel::{self, Fd};
+use super::kernel::Fd;
 use super::measure::{Series, Spread};
+use super::set::{Counter, Set};
 
 pub(super) const NAME: &str = "workers";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const WORKERS: usize = 100;
 
@@ -34,6 +35,17 @@ pub(super) struct Load {
     pub(super) events: u64,
     /// The number of rounds of each way, which alternate.
     pub(super) rounds: usize,
+}
+
+impl Load {
+    pub(super) const FULL: Load = Load {
+        events: 20_000,
+        rounds: 11,
+    };
+    pub(super) const QUICK: Load = Load {
+        events: 2000,
+        rounds: 3,
+    };
 }
 
 /// The targets of rotating workers.
@@ -57,135 +69,46 @@ const GOAL: Goal = Goal {
 const EVENT: u64 = 0;
 const STOP: u64 = 1;
 
-/// A source of events, and the sets in which workers wait for it.
-trait Way: Send + Sync + 'static {
-    /// The set of a worker.
-    type Set: Send + 'static;
-
-    fn set(&self) -> Result<Self::Set>;
-    /// Waits for an event. Returns false when the work ends.
-    fn wait(&self, set: &Self::Set) -> bool;
-    /// Adds an event to the source.
-    fn put(&self);
-    /// Takes an event. Returns false if there is none.
-    fn take(&self) -> bool;
-    /// Rings the bell for all workers.
-    fn stop(&self);
+/// A source of events, and the set between it and the sets in which workers wait.
+struct Way<S, C> {
+    source: C,
+    /// Without it the workers' sets watch the source directly with `EPOLLEXCLUSIVE`, which Linux does not allow for a set.
+    shared: Option<S>,
+    /// Ends the work.
+    bell: C,
 }
 
-/// Linux's epoll.
-struct Stock {
-    source: Fd,
-    /// The set between the source and the workers' sets. Without it they watch the source directly
-    /// with `EPOLLEXCLUSIVE`, which Linux does not allow for a set.
-    shared: Option<Fd>,
-    bell: Fd,
-}
-
-impl Stock {
-    fn new(exclusive: bool) -> Result<Self> {
-        let source = Fd::eventfd_with(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK)?;
-        let shared = if exclusive {
-            None
-        } else {
-            let shared = Fd::epoll()?;
-            shared.add(&source, libc::EPOLLIN, EVENT)?;
-            Some(shared)
-        };
-        Ok(Stock {
+impl<S: Set<C>, C: Counter> Way<S, C> {
+    fn new(shared: Option<S>) -> Result<Self> {
+        let source = C::new(0, EventFdFlags::SEMAPHORE | EventFdFlags::NONBLOCK)?;
+        if let Some(shared) = &shared {
+            shared.add(&source, Events::IN, EVENT)?;
+        }
+        Ok(Way {
             source,
             shared,
-            bell: Fd::eventfd(0)?,
+            bell: idle()?,
         })
     }
-}
 
-impl Way for Stock {
-    type Set = Fd;
-
-    fn set(&self) -> Result<Fd> {
-        let set = Fd::epoll()?;
+    /// Returns the set of a worker.
+    fn set(&self) -> Result<S> {
+        let set = S::open()?;
         match &self.shared {
-            Some(shared) => set.add(shared, libc::EPOLLIN, EVENT)?,
-            None => set.add(&self.source, libc::EPOLLIN | libc::EPOLLEXCLUSIVE, EVENT)?,
+            Some(shared) => set.add_set(shared, Events::IN, EVENT)?,
+            None => set.add(&self.source, Events::IN | Events::EXCLUSIVE, EVENT)?,
         }
-        set.add(&self.bell, libc::EPOLLIN, STOP)?;
+        set.add(&self.bell, Events::IN, STOP)?;
         Ok(set)
     }
 
-    fn wait(&self, set: &Fd) -> bool {
-        let mut reports = [kernel::IDLE; 2];
-        let found = set.wait(&mut reports, -1).expect("wait");
-        reports[..found].iter().all(|report| report.u64 != STOP)
-    }
-
-    fn put(&self) {
-        self.source.write_count(1).expect("write");
-    }
-
-    fn take(&self) -> bool {
-        match self.source.read_count() {
-            Ok(_) => true,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
-            Err(error) => panic!("read: {error}"),
-        }
-    }
-
-    fn stop(&self) {
-        self.bell.write_count(1).expect("write");
-    }
-}
-
-/// The same in upoll, with a shared set that rotates or does not.
-struct Ours {
-    source: EventFd,
-    shared: Epoll,
-    bell: EventFd,
-}
-
-impl Ours {
-    fn new(flags: CreateFlags) -> Result<Self> {
-        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE)?;
-        let shared = Epoll::create(flags)?;
-        shared.add(&source, Event::new(Events::IN, EVENT))?;
-        Ok(Ours {
-            source,
-            shared,
-            bell: EventFd::new(0)?,
-        })
-    }
-}
-
-impl Way for Ours {
-    type Set = Epoll;
-
-    fn set(&self) -> Result<Epoll> {
-        let set = Epoll::new()?;
-        set.add(&self.shared, Event::new(Events::IN, EVENT))?;
-        set.add(&self.bell, Event::new(Events::IN, STOP))?;
-        Ok(set)
-    }
-
-    fn wait(&self, set: &Epoll) -> bool {
-        let mut reports = [Event::default(); 2];
-        let found = set.wait(&mut reports, Timeout::NEVER).expect("wait");
-        reports[..found].iter().all(|report| report.data() != STOP)
-    }
-
-    fn put(&self) {
-        self.source.write(1).expect("write");
-    }
-
-    fn take(&self) -> bool {
-        match self.source.try_read() {
-            Ok(_) => true,
-            Err(Errno::AGAIN) => false,
-            Err(error) => panic!("read: {error}"),
-        }
-    }
-
-    fn stop(&self) {
-        self.bell.write(1).expect("write");
+    /// Waits for an event. Returns false when the work ends.
+    fn wait(set: &S) -> bool {
+        let mut reports = [S::ROOM; 2];
+        let found = set.wait(&mut reports).expect("wait");
+        reports[..found]
+            .iter()
+            .all(|report| S::data(report) != STOP)
     }
 }
 
@@ -253,21 +176,21 @@ fn is_asleep(thread: i32) -> io::Result<bool> {
 /// The time and the context switches when the last event was taken.
 type Finish = (Instant, [u64; 2]);
 
-struct Work<W> {
-    way: W,
+struct Work<S, C> {
+    way: Way<S, C>,
     events: u64,
     taken: AtomicU64,
     all_here: Barrier,
     finished: SyncSender<Finish>,
 }
 
-impl<W: Way> Work<W> {
+impl<S: Set<C>, C: Counter> Work<S, C> {
     /// Takes events until the bell rings. Returns the number of events, and of waits that found
     /// none.
-    fn worker(&self, set: &W::Set) -> Result<[u64; 2]> {
+    fn worker(&self, set: &S) -> Result<[u64; 2]> {
         let (mut taken, mut empty) = (0, 0);
-        while self.way.wait(set) {
-            if !self.way.take() {
+        while Way::<S, C>::wait(set) {
+            if !self.way.source.try_read() {
                 empty += 1;
                 continue;
             }
@@ -281,10 +204,10 @@ impl<W: Way> Work<W> {
 }
 
 /// A round begins when all workers wait: a worker that has not waited yet has no place in line.
-fn round<W: Way>(way: W, events: u64) -> Result<Round> {
+fn round<S: Set<C>, C: Counter>(shared: Option<S>, events: u64) -> Result<Round> {
     let (finished, finish) = mpsc::sync_channel(1);
     let work = Arc::new(Work {
-        way,
+        way: Way::<S, C>::new(shared)?,
         events,
         taken: AtomicU64::new(0),
         all_here: Barrier::new(WORKERS + 1),
@@ -311,10 +234,10 @@ fn round<W: Way>(way: W, events: u64) -> Result<Round> {
 
     let (begun, before) = (Instant::now(), switches()?);
     for _ in 0..events {
-        work.way.put();
+        work.way.source.write();
     }
     let (ended, after) = finish.recv()?;
-    work.way.stop();
+    work.way.bell.write();
 
     let mut shares = Vec::with_capacity(WORKERS);
     let mut empty_wakes = 0;
@@ -344,22 +267,25 @@ const RUNNERS: [Runner; 4] = [
     Runner {
         way: "kernel",
         goal: None,
-        round: |events| round(Stock::new(false)?, events),
+        round: |events| round::<Fd, Fd>(Some(Fd::open()?), events),
     },
     Runner {
         way: "kernel, EPOLLEXCLUSIVE",
         goal: None,
-        round: |events| round(Stock::new(true)?, events),
+        round: |events| round::<Fd, Fd>(None, events),
     },
     Runner {
         way: "upoll",
         goal: None,
-        round: |events| round(Ours::new(CreateFlags::empty())?, events),
+        round: |events| round::<Epoll, EventFd>(Some(Epoll::new()?), events),
     },
     Runner {
         way: "upoll, EPOLL_ROTATE",
         goal: Some(GOAL),
-        round: |events| round(Ours::new(CreateFlags::ROTATE)?, events),
+        round: |events| {
+            let rotating = Epoll::create(CreateFlags::ROTATE)?;
+            round::<Epoll, EventFd>(Some(rotating), events)
+        },
     },
 ];
 

@@ -261,7 +261,7 @@ impl Channel {
         }
     }
 
-    /// The number of a kernel fd.
+    /// Returns the kernel fd to read from.
     pub(super) fn kernel_fd(&self) -> Option<RawFd> {
         match self {
             Channel::KernelCounter(fd) | Channel::KernelStream(fd, _) => Some(fd.as_raw_fd()),

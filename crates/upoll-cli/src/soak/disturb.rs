@@ -9,10 +9,10 @@ use fastrand::Rng;
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::gettid;
-use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events, PollFd, Timeout, poll};
+use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events, PollContext, PollFd, Timeout, poll};
 
 use super::channel::{Channel, Kind, MOST, is_race};
-use super::group::{Group, How, Kept, Lane, PASSING};
+use super::group::{Group, How, Lane, PASSING};
 use super::tally::{Tally, count};
 
 /// The lane that the signal handler writes to. It is null while no signal is sent, and points into
@@ -142,11 +142,11 @@ impl World {
 
     /// Runs one producer for `steps` steps.
     pub(super) fn produce(&self, steps: usize, rng: &mut Rng, tally: &Tally) -> Result<()> {
-        let mut kept = Kept::default();
+        let mut context = PollContext::new();
         for _ in 0..steps {
             match rng.usize(..100) {
                 0..13 => self.send_and_linger(rng),
-                13..95 => self.act(rng, &mut kept, tally)?,
+                13..95 => self.act(rng, &mut context, tally)?,
                 95 if self.with_forks && rng.usize(..10) == 0 => self.fork(tally)?,
                 _ => thread::sleep(Duration::from_micros(rng.u64(..300))),
             }
@@ -155,7 +155,12 @@ impl World {
     }
 
     /// Does one thing that is over soon.
-    pub(super) fn act(&self, rng: &mut Rng, kept: &mut Kept, tally: &Tally) -> Result<()> {
+    pub(super) fn act(
+        &self,
+        rng: &mut Rng,
+        context: &mut PollContext,
+        tally: &Tally,
+    ) -> Result<()> {
         let group = self.any_group(rng);
         match rng.usize(..80) {
             0..36 => {
@@ -173,7 +178,7 @@ impl World {
             72..76 => {
                 let limit = Duration::from_micros(rng.u64(..200));
                 let index = rng.usize(..group.threads.len());
-                group.step(index, Timeout::from(limit), kept, tally)?;
+                group.step(index, Timeout::from(limit), context, tally)?;
             }
             _ if self.with_signals => self.signal(group, rng, tally),
             _ => {}
@@ -243,7 +248,8 @@ impl World {
             unsafe { libc::_exit(sent as i32) };
         }
         ensure!(child > 0, "fork failed");
-        let waited = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()))?;
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()));
+        let waited = waited.context("waitpid")?;
         let sent = waited.and_then(|(_, status)| status.exit_status());
         let sent = sent.with_context(|| format!("a child ended: {waited:?}"))?;
         self.outside.count_sent(sent as u64);

@@ -1,19 +1,18 @@
 //! Consumers of one topology: lanes, the sets that watch them, and how threads wait.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use fastrand::Rng;
 use rustix::thread::gettid;
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Source, Target,
-    Timeout, Watch, poll, select,
+    CreateFlags, Epoll, Event, EventFd, Events, PollContext, PollFd, Source, Target, Timeout, poll,
 };
 
 use super::channel::{Channel, Kind, is_race};
 use super::tally::Tally;
+use super::waits;
 
 /// Data of a group's stop signal.
 const STOP: u64 = u64::MAX;
@@ -145,12 +144,6 @@ pub(super) struct Group {
     pub(super) threads: Vec<AtomicI32>,
 }
 
-/// The state that one thread keeps between its waits.
-#[derive(Default)]
-pub(super) struct Kept {
-    context: PollContext,
-}
-
 impl Group {
     /// Makes a random group whose consumers wait in one of the ways `hows`.
     pub(super) fn new(hows: &[How], rng: &mut Rng) -> Result<Self> {
@@ -230,19 +223,19 @@ impl Group {
     /// Runs the consumer `index` until the group ends.
     pub(super) fn consume(&self, index: usize, tally: &Tally) -> Result<()> {
         self.threads[index].store(gettid().as_raw_pid(), Ordering::SeqCst);
-        let mut kept = Kept::default();
+        let mut context = PollContext::new();
         while !self.ending.load(Ordering::SeqCst) {
-            self.step(index, Timeout::NEVER, &mut kept, tally)?;
+            self.step(index, Timeout::NEVER, &mut context, tally)?;
         }
         Ok(())
     }
 
-    /// Waits once, at most for `timeout`, and takes what is reported.
+    /// Waits once, at most for `timeout`, and takes what is reported. A thread keeps `context` from one wait to the next.
     pub(super) fn step(
         &self,
         index: usize,
         timeout: Timeout,
-        kept: &mut Kept,
+        context: &mut PollContext,
         tally: &Tally,
     ) -> Result<()> {
         tally.waits.fetch_add(1, Ordering::Relaxed);
@@ -255,18 +248,22 @@ impl Group {
                     lane.receive(false);
                 }
             }
-            How::Watch => self.watch(timeout)?,
+            How::Watch => {
+                let lane = &self.lanes[0];
+                let Target::File(file) = lane.channel.target() else {
+                    bail!("only user-level objects have callbacks");
+                };
+                let limit = timeout.limit().map(|_| Duration::from_micros(50));
+                waits::watch(&file, limit)?;
+                lane.receive(false);
+            }
             How::Poll | How::Context => {
-                let mut list: Vec<_> = self
-                    .lanes
-                    .iter()
-                    .map(|lane| PollFd::new(&lane.channel, Events::IN))
-                    .collect();
+                let mut list = waits::entries(self.lanes.iter().map(|lane| &lane.channel));
                 list.push(PollFd::new(&self.stop, Events::IN));
                 let found = if self.how == How::Poll {
                     poll(&mut list, timeout)
                 } else {
-                    kept.context.poll(&mut list, timeout)
+                    context.poll(&mut list, timeout)
                 };
                 if found.is_ok_and(|found| found > 0) {
                     for (lane, entry) in self.lanes.iter().zip(&list) {
@@ -277,27 +274,11 @@ impl Group {
                 }
             }
             How::Select => {
-                let count = self.lanes.len() as i32;
-                let mut readable: FdSet = (0..=count).collect();
-                let mut timeout = timeout;
-                let resolve = |number: i32| {
-                    let lane = self.lanes.get(number as usize);
-                    Some(lane.map_or(self.stop.target(), |lane| lane.channel.target()))
-                };
-                let found = select(
-                    count + 1,
-                    Some(&mut readable),
-                    None,
-                    None,
-                    &mut timeout,
-                    resolve,
-                );
-                if found.is_ok_and(|found| found > 0) {
-                    for (number, lane) in self.lanes.iter().enumerate() {
-                        if readable.contains(number as i32) {
-                            lane.receive(false);
-                        }
-                    }
+                let lanes = self.lanes.iter().map(|lane| &lane.channel as &dyn Source);
+                let sources: Vec<_> = lanes.chain([&self.stop as &dyn Source]).collect();
+                let found = waits::select(&sources, timeout).unwrap_or_default();
+                for lane in found.iter().filter_map(|&at| self.lanes.get(at)) {
+                    lane.receive(false);
                 }
             }
             _ => {
@@ -322,25 +303,6 @@ impl Group {
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Sleeps until a callback wakes this thread, unless the lane is ready, and receives.
-    fn watch(&self, timeout: Timeout) -> Result<()> {
-        let lane = &self.lanes[0];
-        let Target::File(file) = lane.channel.target() else {
-            bail!("only user-level objects have callbacks");
-        };
-        let waiting = thread::current();
-        let (watch, ready) = Watch::new(&file, Events::IN, move |_| waiting.unpark())?;
-        if ready.is_empty() {
-            match timeout.limit() {
-                None => thread::park(),
-                Some(_) => thread::park_timeout(Duration::from_micros(50)),
-            }
-        }
-        drop(watch);
-        lane.receive(false);
         Ok(())
     }
 

@@ -5,12 +5,13 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
 use rustix::thread::gettid;
 
+use super::lock;
 use super::tally::Tally;
 
 /// The time between two looks. Only looks are counted: a process that does not get to run makes none.
@@ -29,7 +30,7 @@ static POSTS: Mutex<Posts> = Mutex::new(Vec::new());
 
 /// Keeps the posts as they are. A child that is forked meanwhile can make its own.
 pub(super) fn hold() -> MutexGuard<'static, Posts> {
-    POSTS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&POSTS)
 }
 
 /// The entry of a thread in the report of a hang.

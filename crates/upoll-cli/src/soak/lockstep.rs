@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
+use upoll::PollContext;
 
 use super::asleep::{Eagerness, comes};
 use super::disturb::World;
-use super::group::Kept;
 use super::tally::{Tally, count};
 
 /// Steps of one round, unless [`ROUND`] ends before.
@@ -89,7 +89,7 @@ impl Lockstep {
         rng: &mut Rng,
         tally: &Tally,
     ) -> Result<()> {
-        let mut kept = Kept::default();
+        let mut context = PollContext::new();
         let begun = Instant::now();
         for step in 1.. {
             self.barrier.meet();
@@ -98,7 +98,7 @@ impl Lockstep {
             }
             pause(rng);
             if rng.usize(..4) == 0 {
-                world.act(rng, &mut kept, tally)?;
+                world.act(rng, &mut context, tally)?;
             } else {
                 world.any_group(rng).any_lane(rng).send(1);
             }

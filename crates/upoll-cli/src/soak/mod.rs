@@ -20,10 +20,12 @@ mod lockstep;
 mod races;
 mod rooms;
 mod tally;
+mod waits;
 
 use std::process::{self, ExitCode};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -131,10 +133,7 @@ fn rounds(
     while Instant::now() < end || rounds <= WARM_UP {
         match topics {
             [] => round(hows, &mut rng, producers, tally, rounds)?,
-            topics => {
-                let fault = |what: &str| give_up(&format!("round {rounds}: {what}"), "");
-                races::round_of(topics, &mut rng, tally, &fault)?;
-            }
+            topics => races::round_of(topics, &mut rng, tally, &in_round(rounds))?,
         }
         rounds += 1;
         count(&tally.rounds);
@@ -198,18 +197,9 @@ fn round(
     change_pauses(rng);
     let (is_long, groups, producers) = match number % KINDS {
         0 => (true, rng.usize(1..=3), producers),
-        2 | 6 => {
-            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
-            return rooms::round(rng, tally, &fault);
-        }
-        1 | 3 | 5 | 7 => {
-            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
-            return races::round(rng, tally, &fault);
-        }
-        8 | 9 => {
-            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
-            return races::round_of_processes(rng, tally, &fault);
-        }
+        2 | 6 => return rooms::round(rng, tally, &in_round(number)),
+        1 | 3 | 5 | 7 => return races::round(rng, tally, &in_round(number)),
+        8 | 9 => return races::round_of_processes(rng, tally, &in_round(number)),
         _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
     };
     let world = World::new(hows, groups, producers, rng)?;
@@ -275,19 +265,18 @@ fn round(
         must(
             &|| {
                 world.end();
-                consumers.iter().all(thread::ScopedJoinHandle::is_finished)
+                consumers.iter().all(ScopedJoinHandle::is_finished)
             },
             &|| world.consumers(),
             "a consumer is not woken by its stop signal",
         );
-        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
-        for thread in threads.into_iter().chain(consumers) {
-            if thread.join().is_err() {
-                fault("a thread panicked");
-            }
-        }
+        join_all(threads.into_iter().chain(consumers), &fault);
     });
     Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a new plan of the pauses within the library.
@@ -303,6 +292,24 @@ fn set_pauses(seed: u64) {
     upoll::internal::jitter::set_plan(seed);
     #[cfg(not(upoll_jitter))]
     let _ = seed;
+}
+
+/// Returns what reports a fault in this round.
+fn in_round(number: usize) -> impl Fn(&str) + Sync {
+    move |what| give_up(&format!("round {number}: {what}"), "")
+}
+
+/// Waits until threads have ended. Unlike the end of their scope, this waits until they have closed what they keep for
+/// themselves.
+fn join_all<'s>(
+    threads: impl IntoIterator<Item = ScopedJoinHandle<'s, ()>>,
+    fault: &impl Fn(&str),
+) {
+    for thread in threads {
+        if thread.join().is_err() {
+            fault("a thread panicked");
+        }
+    }
 }
 
 /// Reports a fault and ends the process: threads of the world may hang.

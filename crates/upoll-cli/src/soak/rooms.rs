@@ -5,8 +5,8 @@
 //! those of these calls. Afterwards the readers that still wait get their bytes. At last one end is closed,
 //! and all threads at the other end must return.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use super::disturb::signal;
 use super::hang::post;
 use super::lockstep::{Barrier, pause};
 use super::tally::{Tally, count};
+use super::{join_all, lock};
 
 /// Threads that read and write.
 const THREADS: usize = 4;
@@ -204,10 +205,6 @@ struct Shared {
     writing: AtomicUsize,
     sent: AtomicU64,
     received: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until `end` is ready for `events`.
@@ -549,12 +546,7 @@ pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
         if let Err(error) = shared.lead(rng, tally) {
             fault(&format!("{error:#}"));
         }
-        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
-        for thread in threads {
-            if thread.join().is_err() {
-                fault("a thread panicked");
-            }
-        }
+        join_all(threads, fault);
     });
     Ok(())
 }

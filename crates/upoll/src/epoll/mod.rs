@@ -75,7 +75,7 @@ bitflags! {
     pub struct CreateFlags: u32 {
         /// `EPOLL_ROTATE`: the sets and threads that wait on this set take turns.
         const ROTATE = 1;
-        /// `EPOLL_CLOEXEC`: meaningful once the set has a descriptor number; accepted here.
+        /// `EPOLL_CLOEXEC`: meaningful once the set has an fd; accepted here.
         const CLOEXEC = 0o2_000_000;
         const _ = !0;
     }

@@ -18,177 +18,36 @@
 //! kept. The next call, whose list cannot have the file, removes its entry.
 
 mod inbox;
+#[cfg(any(feature = "std", upoll_loom))]
+mod kernel_entries;
+mod slot;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 use core::ptr::NonNull;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Drain;
-use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 pub(crate) use self::inbox::Inbox;
 #[cfg(any(feature = "std", upoll_loom))]
 pub(crate) use self::inbox::Sleeper;
+#[cfg(any(feature = "std", upoll_loom))]
+pub(crate) use self::kernel_entries::{KernelEntries, Registration};
+#[cfg(any(feature = "std", upoll_loom))]
+use self::slot::USER;
+use self::slot::{Hook, Key, Kind, Listed, NOT_LISTED, NOTHING, NOWHERE, Slot, on_wake_kept};
 
 use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
 use crate::events::Events;
-#[cfg(any(feature = "std", upoll_loom))]
-use crate::file::InTime;
-use crate::file::{FileRef, Held, PollTable};
+use crate::file::{FileRef, PollTable};
 use crate::memory::boxed;
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
-use crate::wait::{Mode, Place, Reply, Scope, WaitEntry, WaitQueue, Wake};
-
-/// The identity of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Key {
-    /// The address of a user-level file; the identity of a kernel fd, zero if unknown.
-    identity: u64,
-    /// The kernel fd, or one of the constants below.
-    number: i32,
-}
-
-/// A user-level file.
-const USER: i32 = -1;
-/// An entry that is passed over, and one that is not open.
-const NOTHING: Key = Key {
-    identity: 0,
-    number: -2,
-};
-
-impl Key {
-    #[inline]
-    fn of(target: Option<Target<'_>>) -> Self {
-        match target {
-            None => NOTHING,
-            Some(Target::File(file)) => Key {
-                identity: file.identity().addr() as u64,
-                number: USER,
-            },
-            #[cfg(any(feature = "std", upoll_loom))]
-            Some(Target::Kernel(fd)) => Key {
-                identity: 0,
-                number: std::os::fd::AsRawFd::as_raw_fd(&fd),
-            },
-            #[cfg(any(feature = "std", upoll_loom))]
-            Some(Target::Descriptor(descriptor)) => Key {
-                identity: descriptor.identity(),
-                number: std::os::fd::AsRawFd::as_raw_fd(&descriptor.fd()),
-            },
-        }
-    }
-
-    fn hash(self) -> u64 {
-        FxBuildHasher.hash_one(self)
-    }
-}
-
-/// The registration of an entry.
-enum Kind {
-    /// Nothing: the slot is free.
-    Free,
-    /// The wait queues of a user-level object.
-    User(Held),
-    /// How the kernel is asked.
-    #[cfg(any(feature = "std", upoll_loom))]
-    Kernel(Registration),
-}
-
-/// How the kernel is asked about an entry.
-#[cfg(any(feature = "std", upoll_loom))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registration {
-    /// Anew with each call.
-    Asked,
-    /// It is in the kernel's set, level-triggered.
-    Level,
-    /// It is in the kernel's set, edge-triggered: what it shows all the time does not count.
-    Edge,
-    /// Not at all: it is always ready, as files are that cannot be polled.
-    Always,
-}
-
-/// One entry of the list of a call, as the next call will compare it.
-#[derive(Clone, Copy, Debug)]
-struct Listed {
-    key: Key,
-    wanted: Events,
-    slot: u32,
-}
-
-/// The entry is in no list: between two, or on its way out.
-const NOWHERE: u32 = u32::MAX;
-
-const NOT_LISTED: Listed = Listed {
-    key: NOTHING,
-    wanted: Events::empty(),
-    slot: NOWHERE,
-};
-
-/// One registered entry.
-struct Slot {
-    key: Key,
-    kind: Kind,
-    /// The events that are polled for; `ERR` and `HUP` are in it if they count.
-    wanted: Events,
-    /// Where it is in the list.
-    position: u32,
-    /// It is on the list of active entries.
-    is_active: bool,
-    /// How many of `hooks` are in use: one for each queue that the object registers.
-    hooked: usize,
-    /// Boxed, because wait queues link them where they are.
-    hooks: SmallVec<[Box<Hook>; 1]>,
-}
-
-/// A place in a wait queue. The entry's owner word holds the events that wake a sleeper.
-#[repr(C)]
-struct Hook {
-    /// First, so that a wake finds the rest.
-    entry: WaitEntry,
-    slot: u32,
-    inbox: NonNull<Inbox>,
-}
-
-// SAFETY: `inbox` leads to an `Inbox`, which is `Send` and `Sync`, of the `Registrations` that owns the hook.
-unsafe impl Send for Hook {}
-// SAFETY: as above.
-unsafe impl Sync for Hook {}
-
-/// A wake reached an entry that is kept (`pollwake`).
-///
-/// # Safety
-/// As [`OnWake`](crate::wait::OnWake); the entry is a [`Hook`]'s.
-unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: `entry` is the first field of a `Hook`, which is unhooked, under the lock that is
-    // held here, before it or its inbox ends.
-    let (hook, inbox) = unsafe {
-        let hook = entry.cast::<Hook>().as_ref();
-        (hook, hook.inbox.as_ref())
-    };
-    let wanted = Events::from_bits_retain(hook.entry.owner_word.load(Ordering::SeqCst));
-    // A poll may find events that no key has announced: a set wakes for `IN` and shows `RDNORM`,
-    // too. So the mark is left in any case, but as in Linux it wakes no thread.
-    let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
-    if wake.mode != Mode::Notify && !(concerns && inbox.is_awaited()) {
-        // Between two calls nobody waits.
-        return Reply::Declined;
-    }
-    if wake.mode != Mode::Query {
-        inbox.mark(hook.slot, concerns, wake.deferred);
-    }
-    if concerns {
-        Reply::Woken
-    } else {
-        Reply::Declined
-    }
-}
+use crate::wait::{Place, Scope, WaitEntry, WaitQueue};
 
 /// The registrations behind the list of the last call.
 pub(crate) struct Registrations {
@@ -208,34 +67,6 @@ pub(crate) struct Registrations {
     changed: Vec<u32>,
     /// Slots that are not where they were.
     loose: HashTable<u32>,
-}
-
-/// The part of the registrations that is with the kernel.
-#[cfg(any(feature = "std", upoll_loom))]
-pub(crate) trait KernelEntries {
-    /// Makes room to [ask](Self::ask) about slots below `count`.
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    fn reserve(&mut self, count: usize) -> Result<(), Errno>;
-
-    /// Takes note of a number in `slot` that may mean another file in the next call.
-    fn ask(&mut self, slot: u32) -> Registration;
-
-    /// Registers a descriptor for `slot`. Called once all that is not needed any more was removed.
-    fn add(&mut self, number: i32, wanted: Events, slot: u32) -> Registration;
-
-    /// `before`, but from now on for `wanted`.
-    fn change(
-        &mut self,
-        number: i32,
-        wanted: Events,
-        slot: u32,
-        before: Registration,
-    ) -> Registration;
-
-    /// The descriptor may have been closed, and its number may mean another one.
-    fn remove(&mut self, number: i32, slot: u32, before: Registration);
 }
 
 /// A core by itself has no kernel entries.
@@ -372,7 +203,7 @@ impl Registrations {
             false
         });
 
-        // The rest goes before anything new comes: both may have the same number.
+        // The rest goes before anything new comes: both may have the same fd.
         let mut loose = core::mem::take(&mut self.loose);
         Releasing {
             kept: self,
@@ -442,7 +273,7 @@ impl Registrations {
             #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
                 *registration =
-                    kernel_entries.change(slot.key.number, slot.wanted, index, *registration);
+                    kernel_entries.change(slot.key.fd, slot.wanted, index, *registration);
             }
         }
         let _ = kernel_entries;
@@ -518,12 +349,12 @@ impl Registrations {
             Target::Kernel(_) => slot.kind = Kind::Kernel(kernel_entries.ask(index)),
             #[cfg(any(feature = "std", upoll_loom))]
             Target::Descriptor(_) => {
-                slot.kind = Kind::Kernel(kernel_entries.add(key.number, wanted, index));
+                slot.kind = Kind::Kernel(kernel_entries.add(key.fd, wanted, index));
             }
         }
         #[cfg(any(feature = "std", upoll_loom))]
         {
-            self.kernels += usize::from(key.number != USER);
+            self.kernels += usize::from(key.fd != USER);
         }
         self.slots[index as usize].position = position;
         self.listed[position as usize] = Listed {
@@ -613,7 +444,7 @@ impl Registrations {
             #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
                 self.kernels -= 1;
-                kernel_entries.remove(slot.key.number, index, *registration);
+                kernel_entries.remove(slot.key.fd, index, *registration);
             }
         }
         let _ = kernel_entries;
@@ -722,107 +553,6 @@ impl Registrations {
             }
         }
     }
-}
-
-/// The queries of the layer above for the kernel's part.
-#[cfg(any(feature = "std", upoll_loom))]
-impl Registrations {
-    /// Calls `visit` with each shared eventfd and the events that are wanted of it.
-    pub(crate) fn try_for_each_shared(
-        &self,
-        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        for &index in &self.active {
-            let slot = &self.slots[index as usize];
-            if let Kind::User(file) = &slot.kind
-                && file.shared_source().is_some()
-            {
-                visit(Target::File(FileRef::of(file)), slot.wanted)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Calls `visit` with what becomes ready as time passes: all that stays active.
-    pub(crate) fn try_for_each_time_source(
-        &self,
-        visit: &mut dyn FnMut(&dyn InTime) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        for &index in &self.active {
-            if let Kind::User(file) = &self.slots[index as usize].kind
-                && let Some(source) = file.time_source()
-            {
-                visit(source)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the wakes of what is registered leave their marks. None if nothing ever was.
-    pub(crate) fn inbox(&self) -> Option<&Inbox> {
-        self.inbox.as_deref()
-    }
-
-    /// The fds of kernel sources of user-level files, as of the last look.
-    pub(crate) fn source_fds(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
-        self.active
-            .iter()
-            .map(|&index| &self.slots[index as usize])
-            .filter_map(|slot| match &slot.kind {
-                Kind::User(file) => file.kernel_source()?.awaited_fd(file, slot.wanted),
-                _ => None,
-            })
-    }
-
-    /// Registers all of the kernel's entries anew: what they were registered with is gone.
-    pub(crate) fn renew_kernel_entries(&mut self, kernel_entries: &mut impl KernelEntries) {
-        for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
-            #[expect(clippy::cast_possible_truncation, reason = "see `vacate`")]
-            let index = index as u32;
-            let Kind::Kernel(registration) = &mut slot.kind else {
-                continue;
-            };
-            *registration = if slot.key.identity == 0 {
-                kernel_entries.ask(index)
-            } else {
-                kernel_entries.add(slot.key.number, slot.wanted, index)
-            };
-            self.activate(index);
-        }
-    }
-
-    /// The kernel's entry in `slot` is registered in another way now.
-    pub(crate) fn set_registration(&mut self, slot: u32, registration: Registration) {
-        if let Kind::Kernel(before) = &mut self.slots[slot as usize].kind {
-            *before = registration;
-        }
-    }
-
-    /// The kernel's entry in `slot`: its number, what is wanted, how it is registered, and its
-    /// position in the list.
-    pub(crate) fn kernel_entry(&self, slot: u32) -> Option<KernelEntry> {
-        let slot = self.slots.get(slot as usize)?;
-        let Kind::Kernel(registration) = slot.kind else {
-            return None;
-        };
-        Some(KernelEntry {
-            number: slot.key.number,
-            wanted: slot.wanted,
-            registration,
-            position: slot.position as usize,
-        })
-    }
-}
-
-/// An entry of the kernel's.
-#[cfg(any(feature = "std", upoll_loom))]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KernelEntry {
-    pub(crate) number: i32,
-    pub(crate) wanted: Events,
-    pub(crate) registration: Registration,
-    pub(crate) position: usize,
 }
 
 impl Drop for Registrations {

@@ -99,7 +99,7 @@ impl KernelPart {
         }
     }
 
-    /// Makes the set anew if the program has closed its number. To be called before each sleep.
+    /// Makes the set anew if the program has closed its fd. To be called before each sleep.
     pub(super) fn replace_lost(&mut self, kept: &mut Registrations) {
         if self.set.as_ref().is_some_and(|set| !set.fd.is_in_place()) {
             self.renew(kept);
@@ -194,7 +194,7 @@ impl KernelPart {
                 Registration::Level
             };
             if entry.registration != fits {
-                let fitted = self.modify(entry.number, entry.wanted, slot, fits);
+                let fitted = self.modify(entry.fd, entry.wanted, slot, fits);
                 kept.set_registration(slot, fitted);
             }
             if !found.is_empty() {
@@ -220,7 +220,7 @@ impl KernelPart {
         Ok(&self.set.insert(set).fd)
     }
 
-    fn try_add(&mut self, number: RawFd, wanted: Events, slot: u32) -> Result<Registration, Errno> {
+    fn try_add(&mut self, fd: RawFd, wanted: Events, slot: u32) -> Result<Registration, Errno> {
         let place = slot as usize;
         if place >= self.stamps.len() {
             let more = place + 1 - self.stamps.len();
@@ -236,11 +236,11 @@ impl KernelPart {
         // Zero is no entry's.
         let stamp = self.last_stamp.wrapping_add(1).max(1);
         let set = self.set_or_make()?;
-        if kernel::is_epoll(number, set) {
+        if kernel::is_epoll(fd, set) {
             return Err(Errno::LOOP);
         }
         let interest = Event::new(wanted, data(slot, stamp));
-        match kernel::epoll_ctl(set, Op::Add, number, &interest) {
+        match kernel::epoll_ctl(set, Op::Add, fd, &interest) {
             Ok(()) => {
                 self.last_stamp = stamp;
                 self.stamps[place] = stamp;
@@ -253,25 +253,19 @@ impl KernelPart {
     }
 
     /// Changes how the set reports an entry, or for which events.
-    fn modify(
-        &mut self,
-        number: RawFd,
-        wanted: Events,
-        slot: u32,
-        way: Registration,
-    ) -> Registration {
+    fn modify(&mut self, fd: RawFd, wanted: Events, slot: u32, way: Registration) -> Registration {
         let events = match way {
             Registration::Edge => wanted | Events::ET,
             _ => wanted,
         };
         let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
         let changed = match &self.set {
-            Some(set) => kernel::epoll_ctl(&set.fd, Op::Mod, number, &interest),
+            Some(set) => kernel::epoll_ctl(&set.fd, Op::Mod, fd, &interest),
             None => Err(Errno::NOENT),
         };
         match changed {
             Ok(()) => way,
-            // The number does not mean any more what it meant.
+            // The fd does not mean any more what it meant.
             Err(_) => {
                 self.unregister(slot);
                 self.ask(slot)
@@ -304,35 +298,29 @@ impl KernelEntries for KernelPart {
         Registration::Asked
     }
 
-    fn add(&mut self, number: i32, wanted: Events, slot: u32) -> Registration {
+    fn add(&mut self, fd: i32, wanted: Events, slot: u32) -> Registration {
         if self.is_foreign {
             // Comes with the new set.
             return Registration::Level;
         }
-        match self.try_add(number, wanted, slot) {
+        match self.try_add(fd, wanted, slot) {
             Ok(registration) => registration,
             // Listed twice, without memory, beyond a limit, a set itself: `poll` serves them all.
             Err(_) => self.ask(slot),
         }
     }
 
-    fn change(
-        &mut self,
-        number: i32,
-        wanted: Events,
-        slot: u32,
-        before: Registration,
-    ) -> Registration {
+    fn change(&mut self, fd: i32, wanted: Events, slot: u32, before: Registration) -> Registration {
         match before {
             Registration::Asked | Registration::Always => before,
             Registration::Level | Registration::Edge if self.is_foreign => before,
             Registration::Level | Registration::Edge => {
-                self.modify(number, wanted, slot, Registration::Level)
+                self.modify(fd, wanted, slot, Registration::Level)
             }
         }
     }
 
-    fn remove(&mut self, number: i32, slot: u32, before: Registration) {
+    fn remove(&mut self, fd: i32, slot: u32, before: Registration) {
         match before {
             Registration::Always => {}
             Registration::Asked => {
@@ -346,7 +334,7 @@ impl KernelEntries for KernelPart {
             Registration::Level | Registration::Edge => {
                 if let Some(set) = &self.set {
                     // If it was closed the kernel has forgotten it already.
-                    let _ = kernel::epoll_ctl(&set.fd, Op::Del, number, &Event::default());
+                    let _ = kernel::epoll_ctl(&set.fd, Op::Del, fd, &Event::default());
                 }
                 self.unregister(slot);
             }

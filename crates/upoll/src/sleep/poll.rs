@@ -195,8 +195,8 @@ impl Call for PollCall<'_, '_> {
         let room = self.asked.try_reserve(self.kernel);
         room.map_err(|_| Errno::NOMEM)?;
         self.asked.extend(self.fds.iter().filter_map(|fd| {
-            let number = fd.target().and_then(Target::kernel)?;
-            Some(question(number.as_raw_fd(), fd.events()))
+            let kernel_fd = fd.target().and_then(Target::kernel)?;
+            Some(question(kernel_fd.as_raw_fd(), fd.events()))
         }));
         if let Some(own) = own {
             for at in 0..self.fds.len() {

@@ -42,7 +42,7 @@ use crate::target::Target;
 /// if there is nothing in common with the last one; so a context for each place that polls is best.
 ///
 /// # Files that close
-/// Entries are kept by open file, never by number. A context keeps no file open: it closes as if
+/// Entries are kept by open file, never by fd. A context keeps no file open: it closes as if
 /// there were no context. The memory of a closed object stays until the next call, whose list
 /// cannot have it any more, [`clear`](Self::clear), or the context's drop.
 ///
@@ -78,8 +78,8 @@ use crate::target::Target;
 /// ```
 pub struct PollContext {
     registered: Registered,
-    /// For `select`, the numbers in the order of the list.
-    numbers: Vec<i32>,
+    /// For `select`, the fds in the order of the list.
+    fds: Vec<i32>,
 }
 
 /// The state that is kept between calls.
@@ -104,7 +104,7 @@ impl PollContext {
                 list: Vec::new(),
                 asked: Vec::new(),
             },
-            numbers: Vec::new(),
+            fds: Vec::new(),
         }
     }
 
@@ -171,7 +171,7 @@ impl PollContext {
     /// `resolve` is asked only when the call begins. Its result holds for the whole call.
     ///
     /// # Errors
-    /// As [`select`](crate::select()). `ENOMEM` also: no memory for a number that is new in the
+    /// As [`select`](crate::select()). `ENOMEM` also: no memory for an fd that is new in the
     /// sets; the next call tries again.
     ///
     /// # Example
@@ -181,7 +181,7 @@ impl PollContext {
     /// let mut context = PollContext::new();
     /// for _ in 0..2 {
     ///     let mut readable = FdSet::from_iter([0, 1]);
-    ///     let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+    ///     let resolve = |fd| Some(counters.get(usize::try_from(fd).ok()?)?.target());
     ///     let timeout = &mut Timeout::NEVER;
     ///     assert_eq!(context.select(2, Some(&mut readable), None, None, timeout, resolve)?, 1);
     ///     assert!(readable.contains(1));
@@ -254,7 +254,7 @@ impl PollContext {
         self.registered.kernel.begin();
         let Registered { kept, kernel, .. } = &mut self.registered;
         let found = &mut Bitmaps::new();
-        let mut front = SelectFront::new(n, sets, resolve, found, &mut self.numbers, kept, kernel)?;
+        let mut front = SelectFront::new(n, sets, resolve, found, &mut self.fds, kept, kernel)?;
         kernel.renew_foreign(kept);
         if !kernel.asked().is_empty() {
             return select_anew(front.into_selection(), timeout, mask, resolve);
@@ -332,7 +332,7 @@ impl<F: Front> ContextCall<'_, F> {
         };
         for &slot in kernel.asked() {
             if let Some(entry) = kept.kernel_entry(slot) {
-                push(entry.number, entry.wanted)?;
+                push(entry.fd, entry.wanted)?;
                 asked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 asked.push(slot);
             }

@@ -29,7 +29,7 @@ use crate::target::Target;
 /// - Readable counts `IN`, `RDNORM`, `RDBAND`, `HUP` and `ERR`; writable `OUT`, `WRNORM`, `WRBAND`
 ///   and `ERR`; exceptional `PRI`.
 /// - Fds from `n` on are ignored. The sets are written in whole words of the bitmap, as
-///   many as hold the numbers below `n`, and only on success; also when nothing is ready.
+///   many as hold the fds below `n`, and only on success; also when nothing is ready.
 /// - The remaining time is written also on an error, and is zero when the limit has passed.
 /// - Linux quietly lowers `n` to the size of its table of fds. An embedder with such a table
 ///   does that before the call; here each fd below `n` counts.
@@ -40,7 +40,7 @@ use crate::target::Target;
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
-/// - `EBADF`: a number in the sets is not open. Then nothing was looked at.
+/// - `EBADF`: an fd in the sets is not open. Then nothing was looked at.
 /// - `EINTR`: a signal handler ran and nothing was ready; the call is never restarted.
 /// - `ENOMEM`: no memory for long sets, or no descriptor for the thread's eventfd.
 ///
@@ -57,7 +57,7 @@ use crate::target::Target;
 ///     None,
 ///     None,
 ///     &mut Timeout::from(Duration::from_secs(1)),
-///     |number| Some(counters.get(usize::try_from(number).ok()?)?.target()),
+///     |fd| Some(counters.get(usize::try_from(fd).ok()?)?.target()),
 /// )?;
 /// assert_eq!(ready, 1);
 /// assert_eq!(readable.iter().collect::<Vec<_>>(), [1]);
@@ -137,7 +137,7 @@ pub(super) fn select_anew<'a>(
     let mut seen = selection.pass(resolve, &mut LookOnly);
     if seen.ready == 0 && losses != own_fds::losses() {
         selection.try_for_each(|member| {
-            resolve(member.number()).into_iter().for_each(restore_lost);
+            resolve(member.fd()).into_iter().for_each(restore_lost);
             Ok(())
         })?;
         seen = selection.pass(resolve, &mut LookOnly);
@@ -164,13 +164,13 @@ pub(super) fn select_anew<'a>(
     Ok(ready)
 }
 
-/// The three bitmaps that the kernel is given and writes its answer to, by its own numbers.
+/// The three bitmaps that the kernel is given and writes its answer to, by its own fds.
 struct Asked<'m> {
     /// In the caller's frame, as they are long and this struct is moved.
     maps: &'m mut Bitmaps,
     /// Words of each of them.
     words: usize,
-    /// Numbers from here on are in none of them.
+    /// Fds from here on are in none of them.
     end: RawFd,
     /// Which of them have any; the kernel need not look at the others.
     used: [bool; 3],
@@ -181,7 +181,7 @@ struct Asked<'m> {
 #[cfg(not(upoll_loom))]
 std::thread_local! {
     /// Bitmaps that were too long for the stack, for the next call that needs such: wake fds have
-    /// high numbers.
+    /// high values.
     static SPARE: Cell<ManuallyDrop<Vec<c_ulong>>> =
         const { Cell::new(ManuallyDrop::new(Vec::new())) };
 }
@@ -257,26 +257,26 @@ impl Asked<'_> {
     }
 
     fn insert(&mut self, fd: RawFd, wanted: [bool; 3]) -> Result<(), Errno> {
-        let number = usize::try_from(fd).map_err(|_| Errno::BADF)?;
-        if number / WORD >= self.words {
-            self.widen(number / WORD + 1)?;
+        let at = usize::try_from(fd).map_err(|_| Errno::BADF)?;
+        if at / WORD >= self.words {
+            self.widen(at / WORD + 1)?;
         }
         self.end = self.end.max(fd + 1);
         let maps = self.maps.as_mut_slice();
         for (which, wanted) in wanted.into_iter().enumerate() {
             if wanted {
                 self.used[which] = true;
-                maps[which * self.words + number / WORD] |= 1 << (number % WORD);
+                maps[which * self.words + at / WORD] |= 1 << (at % WORD);
             }
         }
         Ok(())
     }
 
     fn contains(&self, fd: RawFd) -> [bool; 3] {
-        let number = fd.cast_unsigned() as usize;
+        let at = fd.cast_unsigned() as usize;
         [0, 1, 2].map(|which| {
-            number / WORD < self.words
-                && self.maps[which * self.words + number / WORD] & (1 << (number % WORD)) != 0
+            at / WORD < self.words
+                && self.maps[which * self.words + at / WORD] & (1 << (at % WORD)) != 0
         })
     }
 
@@ -305,7 +305,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, '_, R> {
         let (asked, resolve) = (&mut self.asked, self.resolve);
         let any = REPORTED.into_iter().fold(Events::empty(), Events::union);
         self.selection.try_for_each(|member| {
-            let Some(fd) = resolve(member.number()).and_then(Target::kernel) else {
+            let Some(fd) = resolve(member.fd()).and_then(Target::kernel) else {
                 return Ok(());
             };
             let mut one = [libc::pollfd {
@@ -334,7 +334,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
         visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.selection
-            .try_for_each(|member| match (self.resolve)(member.number()) {
+            .try_for_each(|member| match (self.resolve)(member.fd()) {
                 Some(target) => visit(target, member.filter()),
                 None => Ok(()),
             })
@@ -357,7 +357,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
             }
         }
         self.selection.try_for_each(|member| {
-            let Some(target) = resolve(member.number()) else {
+            let Some(target) = resolve(member.fd()) else {
                 return Ok(());
             };
             if let Some(fd) = target.kernel() {
@@ -372,7 +372,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
         })?;
         let sets = asked.as_fd_sets();
         let mask = mask.map(SigSet::as_libc);
-        // SAFETY: each bitmap is null or holds all numbers below the end.
+        // SAFETY: each bitmap is null or holds all fds below the end.
         let outcome = unsafe { kernel::pselect(asked.end, sets, limit, mask) };
         match outcome {
             Ok(found) => asked.any_found = found > 0,
@@ -395,7 +395,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
             return 0;
         }
         self.selection.for_each(|selection, member| {
-            if let Some(fd) = resolve(member.number()).and_then(Target::kernel) {
+            if let Some(fd) = resolve(member.fd()).and_then(Target::kernel) {
                 ready += selection.note(member, asked.contains(fd.as_raw_fd()));
             }
         });

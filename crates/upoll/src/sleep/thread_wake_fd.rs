@@ -6,8 +6,8 @@
 //!
 //! # Numbers
 //! A wake is sent after the waker has released its locks, so the sleeping thread may have ended by
-//! then, and the number may be the program's again. So a waker holds a reference, and the last
-//! reference closes. A program may also close the number itself: then a wake changes nothing, and the
+//! then, and the fd may be the program's again. So a waker holds a reference, and the last
+//! reference closes. A program may also close the fd itself: then a wake changes nothing, and the
 //! thread makes another wake fd when it next checks.
 //!
 //! # Fork
@@ -87,7 +87,7 @@ impl ThreadWakeFd {
         self.generation == generation::current()
     }
 
-    /// Whether the number still stands for it. To be asked before each sleep.
+    /// Whether the fd still stands for it. To be asked before each sleep.
     pub(super) fn is_in_place(&self) -> bool {
         self.set.is_in_place()
     }

@@ -1,8 +1,10 @@
 //! The fds that are open in this process.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::io::Read;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 
 /// More fds than a test opens.
 pub const ALL: Range<RawFd> = 3..8192;
@@ -28,5 +30,56 @@ pub fn close_all(fds: &[RawFd]) {
     for &fd in fds {
         // SAFETY: the caller owns the objects that use it.
         assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+}
+
+/// Closes all fds but the standard ones and `kept`, like a program that closes fds which it did not
+/// open.
+pub fn close_all_but(kept: &[RawFd]) {
+    for fd in 3..1024 {
+        if !kept.contains(&fd) {
+            // SAFETY: the fds that the test uses are kept.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Opens sockets at all numbers at which the program has closed the library's fds.
+pub fn open_everywhere(kept: &[RawFd]) -> (Vec<RawFd>, UnixStream) {
+    let (one, other) = UnixStream::pair().unwrap();
+    let mut others = vec![one.as_raw_fd()];
+    for fd in other.as_raw_fd() + 1..600 {
+        if !kept.contains(&fd) {
+            // SAFETY: the test has no fd with this number.
+            assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
+            others.push(fd);
+        }
+    }
+    std::mem::forget(one);
+    (others, other)
+}
+
+pub fn check_untouched((others, mut other): (Vec<RawFd>, UnixStream)) {
+    other.set_nonblocking(true).unwrap();
+    let read = other.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+    for fd in others {
+        assert!(is_open(fd), "{fd} was closed");
+    }
+}
+
+/// Opens a kernel set of the program's that watches `fd`, once for each event.
+pub fn other_set(fd: RawFd) -> RawFd {
+    let mut interest = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(),
+        u64: 7,
+    };
+    // SAFETY: the interest is live.
+    unsafe {
+        let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        assert!(set >= 0);
+        let added = libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut interest);
+        assert_eq!(added, 0);
+        set
     }
 }

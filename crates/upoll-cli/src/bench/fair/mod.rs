@@ -18,7 +18,6 @@ use super::interrupt;
 use super::measure::Spread;
 
 pub(super) const NAME: &str = "fair";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// How much to measure.
 #[derive(Clone, Copy)]

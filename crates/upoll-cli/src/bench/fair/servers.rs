@@ -4,30 +4,27 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
 use upoll_fair_state::Counts;
 
 use super::load;
 use super::processes::Usage;
-
-/// Returns the program and arguments that start a server.
-type Arguments = fn(&Place) -> Vec<String>;
 
 /// A kind of server.
 pub(super) struct Kind {
     pub(super) name: &'static str,
     /// The call by which its workers wait.
     pub(super) waits_by: &'static str,
-    program: &'static str,
+    /// The program and its arguments. `{port}`, `{workers}` and `{folder}` stand for those of the [`Place`].
+    command: &'static str,
     /// A module that the Debian package of the server may lack.
     needs: Option<&'static str>,
-    arguments: Arguments,
     pub(super) shares: Shares,
     /// Whether the server rotates its workers by itself.
     pub(super) rotates: bool,
@@ -44,228 +41,114 @@ pub(super) enum Shares {
 
 /// The environment of a server: port, folder and number of workers.
 pub(super) struct Place {
-    folder: PathBuf,
+    folder: TempDir,
     port: u16,
     workers: usize,
 }
 
-macro_rules! arguments {
-    ($($argument:expr),* $(,)?) => {
-        vec![$($argument.to_string()),*]
-    };
-}
-
-fn gunicorn(place: &Place, class: &str) -> Vec<String> {
-    arguments![
-        "--bind",
-        place.address(),
-        "--workers",
-        place.workers,
-        "--worker-class",
-        class,
-        "--log-level",
-        "error",
-        "app:wsgi",
-    ]
-}
-
-pub(super) const KINDS: [Kind; 12] = [
-    Kind {
-        name: "gunicorn-sync",
-        waits_by: "select",
-        program: "gunicorn",
-        needs: None,
-        arguments: |place| gunicorn(place, "sync"),
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "gunicorn-gthread",
-        waits_by: "epoll",
-        program: "gunicorn",
-        needs: None,
-        arguments: |place| {
-            let mut arguments = gunicorn(place, "gthread");
-            arguments.extend(arguments!["--threads", 4]);
-            arguments
-        },
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "gunicorn-gevent",
-        waits_by: "epoll",
-        program: "gunicorn",
-        needs: Some("gevent"),
-        arguments: |place| gunicorn(place, "gevent"),
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "uvicorn",
-        waits_by: "epoll",
-        program: "uvicorn",
-        needs: Some("uvloop"),
-        arguments: |place| {
-            arguments![
-                "--port",
-                place.port,
-                "--workers",
-                place.workers,
-                "--loop",
-                "uvloop",
-                "--log-level",
-                "error",
-                "--no-access-log",
-                "app:asgi",
-            ]
-        },
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "tornado",
-        waits_by: "epoll",
-        program: PYTHON,
-        needs: Some("tornado"),
-        arguments: |place| arguments!["tornado_app.py", place.port, place.workers],
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "uwsgi",
-        waits_by: "epoll",
-        program: "uwsgi",
-        needs: None,
-        arguments: |place| {
-            arguments![
-                "--plugin",
-                "python3",
-                "--http-socket",
-                place.address(),
-                "--processes",
-                place.workers,
-                "--master",
-                "--die-on-term",
-                "--wsgi-file",
-                "app.py",
-                "--callable",
-                "wsgi",
-                "--disable-logging",
-            ]
-        },
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "unicorn",
-        waits_by: "poll",
-        program: "unicorn",
-        needs: None,
-        arguments: |place| {
-            arguments![
-                "-l",
-                place.address(),
-                "-E",
-                "production",
-                "-c",
-                "unicorn.rb"
-            ]
-        },
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "puma",
-        waits_by: "poll",
-        program: "puma",
-        needs: None,
-        arguments: |place| {
-            arguments![
-                "--bind",
-                format!("tcp://{}", place.address()),
-                "--workers",
-                place.workers,
-                "--threads",
-                "1:1",
-                "--environment",
-                "production",
-                "--quiet",
-            ]
-        },
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "node-cluster",
-        waits_by: "epoll",
-        program: "node",
-        needs: None,
-        arguments: |place| arguments!["cluster.js", place.port, place.workers],
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "haproxy",
-        waits_by: "epoll, threads",
-        program: "haproxy",
-        needs: None,
-        arguments: |_| arguments!["-db", "-f", "haproxy.cfg"],
-        shares: Shares::Answers,
-        rotates: false,
-    },
-    Kind {
-        name: "lighttpd",
-        waits_by: "epoll",
-        program: "lighttpd",
-        needs: None,
-        arguments: |_| arguments!["-D", "-f", "lighttpd.conf"],
-        shares: Shares::Written,
-        rotates: false,
-    },
-    Kind {
-        name: "nginx",
-        waits_by: "epoll, rotates by itself",
-        program: "nginx",
-        needs: None,
-        arguments: |place| {
-            arguments![
-                "-p",
-                place.folder.display(),
-                "-c",
-                "nginx.conf",
-                "-e",
-                "stderr"
-            ]
-        },
-        shares: Shares::Answers,
-        rotates: true,
-    },
-];
-
 /// Debian's interpreter, which finds Debian's modules.
 const PYTHON: &str = "/usr/bin/python3";
 
-impl Place {
-    fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+const fn kind(name: &'static str, waits_by: &'static str, command: &'static str) -> Kind {
+    Kind {
+        name,
+        waits_by,
+        command,
+        needs: None,
+        shares: Shares::Answers,
+        rotates: false,
     }
+}
 
+pub(super) const KINDS: [Kind; 12] = [
+    kind(
+        "gunicorn-sync",
+        "select",
+        "gunicorn --bind 127.0.0.1:{port} --workers {workers} --worker-class sync \
+         --log-level error app:wsgi",
+    ),
+    kind(
+        "gunicorn-gthread",
+        "epoll",
+        "gunicorn --bind 127.0.0.1:{port} --workers {workers} --worker-class gthread \
+         --log-level error app:wsgi --threads 4",
+    ),
+    Kind {
+        needs: Some("gevent"),
+        ..kind(
+            "gunicorn-gevent",
+            "epoll",
+            "gunicorn --bind 127.0.0.1:{port} --workers {workers} --worker-class gevent \
+             --log-level error app:wsgi",
+        )
+    },
+    Kind {
+        needs: Some("uvloop"),
+        ..kind(
+            "uvicorn",
+            "epoll",
+            "uvicorn --port {port} --workers {workers} --loop uvloop \
+             --log-level error --no-access-log app:asgi",
+        )
+    },
+    Kind {
+        needs: Some("tornado"),
+        ..kind(
+            "tornado",
+            "epoll",
+            "/usr/bin/python3 tornado_app.py {port} {workers}",
+        )
+    },
+    kind(
+        "uwsgi",
+        "epoll",
+        "uwsgi --plugin python3 --http-socket 127.0.0.1:{port} --processes {workers} --master \
+         --die-on-term --wsgi-file app.py --callable wsgi --disable-logging",
+    ),
+    kind(
+        "unicorn",
+        "poll",
+        "unicorn -l 127.0.0.1:{port} -E production -c unicorn.rb",
+    ),
+    kind(
+        "puma",
+        "poll",
+        "puma --bind tcp://127.0.0.1:{port} --workers {workers} --threads 1:1 \
+         --environment production --quiet",
+    ),
+    kind("node-cluster", "epoll", "node cluster.js {port} {workers}"),
+    kind("haproxy", "epoll, threads", "haproxy -db -f haproxy.cfg"),
+    Kind {
+        shares: Shares::Written,
+        ..kind("lighttpd", "epoll", "lighttpd -D -f lighttpd.conf")
+    },
+    Kind {
+        rotates: true,
+        ..kind(
+            "nginx",
+            "epoll, rotates by itself",
+            "nginx -p {folder} -c nginx.conf -e stderr",
+        )
+    },
+];
+
+impl Place {
     /// Creates a folder with the applications and settings.
     fn new(workers: usize) -> Result<Place> {
         // The kernel does not reuse the port for the next caller.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
             .local_addr()?
             .port();
-        let name = format!("upoll-bench-fair-{}-{port}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        let folder = tempfile::Builder::new()
+            .prefix("upoll-bench-fair-")
+            .tempdir()
+            .context("a folder for the server")?;
         let place = Place {
             folder,
             port,
             workers,
         };
-        let folder = place.folder.display();
+        let folder = place.folder.path().display();
         for (name, text) in [
             ("app.py", include_str!("apps/app.py").to_owned()),
             (
@@ -303,16 +186,10 @@ impl Place {
                 ),
             ),
         ] {
-            let path = place.folder.join(name);
+            let path = place.folder.path().join(name);
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
         Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -354,10 +231,26 @@ pub(super) struct Server {
 }
 
 impl Kind {
+    fn program(&self) -> &'static str {
+        self.command.split(' ').next().unwrap_or_default()
+    }
+
+    /// Returns the arguments of the program.
+    fn arguments(&self, place: &Place) -> impl Iterator<Item = String> {
+        let folder = place.folder.path().display().to_string();
+        let (port, workers) = (place.port.to_string(), place.workers.to_string());
+        self.command.split(' ').skip(1).map(move |word| {
+            word.replace("{port}", &port)
+                .replace("{workers}", &workers)
+                .replace("{folder}", &folder)
+        })
+    }
+
     /// Returns the reason why the server cannot be started here, if there is one.
     pub(super) fn obstacle(&self) -> Option<String> {
-        if which::which_in(self.program, path().ok(), ".").is_err() {
-            return Some(format!("{} is not installed", self.program));
+        let program = self.program();
+        if which::which_in(program, path().ok(), ".").is_err() {
+            return Some(format!("{program} is not installed"));
         }
         let module = self.needs?;
         let mut python = Command::new(PYTHON);
@@ -371,18 +264,17 @@ impl Kind {
     /// Starts the server, and waits until all of its workers wait.
     pub(super) fn start(&self, workers: usize, way: Way<'_>) -> Result<Server> {
         let place = Place::new(workers)?;
-        let arguments = (self.arguments)(&place);
         let mut command = match way.policy() {
-            None => Command::new(self.program),
+            None => Command::new(self.program()),
             Some(policy) => {
                 let mut command = Command::new(std::env::current_exe()?);
-                command.args(["run", &format!("--fair={policy}"), "--", self.program]);
+                command.args(["run", &format!("--fair={policy}"), "--", self.program()]);
                 command
             }
         };
         command
-            .args(arguments)
-            .current_dir(&place.folder)
+            .args(self.arguments(&place))
+            .current_dir(place.folder.path())
             .env("PATH", path()?)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::null())
@@ -390,7 +282,7 @@ impl Kind {
             .stderr(Stdio::null())
             // Its own group, so that a signal reaches workers whose parent has died.
             .process_group(0);
-        let process = command.spawn().with_context(|| self.program.to_owned())?;
+        let process = command.spawn().with_context(|| self.program().to_owned())?;
         let mut server = Server { process, place };
         server
             .settle()

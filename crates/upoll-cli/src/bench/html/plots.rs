@@ -74,7 +74,16 @@ fn bar_plot(caption: &str, bars: &[Bar], axis: Axis) -> Result<Plot> {
     })
 }
 
-fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: bool) -> Result<Plot> {
+/// Plots the lines that have points.
+fn line_plot(
+    caption: String,
+    mut lines: Vec<Line>,
+    across: Axis,
+    up: Axis,
+    noisy: bool,
+) -> Result<Plot> {
+    lines.retain(|line| !line.points.is_empty());
+    let lines = &lines[..];
     Ok(Plot {
         caption,
         legend: lines
@@ -87,6 +96,14 @@ fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: boo
     })
 }
 
+/// Returns a line with a point for each row that has one.
+fn line<R>(name: &str, rows: &[&R], point: impl Fn(&R) -> Option<(f64, f64)>) -> Line {
+    Line {
+        name: name.to_owned(),
+        points: rows.iter().filter_map(|row| point(row)).collect(),
+    }
+}
+
 /// Returns a line for each way that `by` names, with the points of its rows.
 fn lines_of<R>(
     rows: &[&R],
@@ -95,11 +112,8 @@ fn lines_of<R>(
 ) -> Vec<Line> {
     let ways = distinct(rows.iter().map(|row| by(row))).into_iter();
     ways.map(|way| {
-        let of = rows.iter().filter(|row| by(row) == way);
-        Line {
-            name: way.to_owned(),
-            points: of.filter_map(|row| point(row)).collect(),
-        }
+        let of: Vec<_> = rows.iter().copied().filter(|row| by(row) == way).collect();
+        line(way, &of, point)
     })
     .collect()
 }
@@ -145,7 +159,7 @@ fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
         );
         plots.push(line_plot(
             format!("{}: distribution over the batches", of[0].row.what),
-            &lines,
+            lines,
             Axis::of_ratios("ns per wake, mean of a batch"),
             PERCENT,
             of.iter().any(|row| !row.trusted),
@@ -179,7 +193,7 @@ fn peers(rows: &[Peer]) -> Result<Vec<Plot>> {
     ] {
         let of = |row: &&Peer| row.what == what && shown(row.by);
         let of: Vec<_> = rows.iter().filter(of).collect();
-        let mut lines = lines_of(
+        let lines = lines_of(
             &of,
             |row| row.by,
             |row| {
@@ -187,13 +201,12 @@ fn peers(rows: &[Peer]) -> Result<Vec<Plot>> {
                 Some((row.sources as f64, figures.nanoseconds.median))
             },
         );
-        lines.retain(|line| !line.points.is_empty());
         let sources = Axis::of_ratios("sources");
         let round = Axis::of_ratios("ns per round");
         let mut figures = of.iter().filter_map(|row| row.figures.as_ref());
         let noisy = figures.any(|figures| !figures.trusted);
         let caption = format!("One of many sources, {what}: upoll and {others}");
-        plots.push(line_plot(caption, &lines, sources, round, noisy)?);
+        plots.push(line_plot(caption, lines, sources, round, noisy)?);
     }
     Ok(plots)
 }
@@ -216,24 +229,21 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
         for call in ["poll", "select"] {
             let is_one = |row: &&Polled| row.what == what && row.call == call;
             let of: Vec<_> = rows.iter().filter(is_one).collect();
-            let line = |name: &str, figure: fn(&Polled) -> Option<Spread>| Line {
-                name: name.to_owned(),
-                points: of
-                    .iter()
-                    .filter_map(|row| Some((row.files as f64, figure(row)?.median)))
-                    .collect(),
+            let line = |name: &str, figure: fn(&Polled) -> Option<Spread>| {
+                line(name, &of, |row| {
+                    Some((row.files as f64, figure(row)?.median))
+                })
             };
-            let mut lines = vec![
+            let lines = vec![
                 line("stack", |row| Some(row.upoll_nanoseconds)),
                 line("heap", |row| Some(row.heap_nanoseconds)),
                 line("kept context", |row| row.context_nanoseconds),
                 line("kernel", |row| row.kernel_nanoseconds),
             ];
-            lines.retain(|line| !line.points.is_empty());
             let files = Axis::of_ratios("files");
             let noisy = of.iter().any(|row| !row.trusted);
             let caption = format!("Cost of a {call} with more and more files: {what}");
-            plots.push(line_plot(caption, &lines, files, NANOSECONDS, noisy)?);
+            plots.push(line_plot(caption, lines, files, NANOSECONDS, noisy)?);
         }
     }
     Ok(plots)
@@ -243,22 +253,18 @@ fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
     let mut plots = Vec::new();
     for name in distinct(rows.iter().map(|row| row.name)) {
         let of: Vec<_> = rows.iter().filter(|row| row.name == name).collect();
-        let line = |name: &str, point: fn(&Grown) -> (usize, Spread)| Line {
-            name: name.to_owned(),
-            points: of
-                .iter()
-                .map(|row| point(row))
-                .map(|(items, figure)| (items as f64, figure.median))
-                .collect(),
-        };
-        let lines = [
-            line("upoll", |row| (row.items, row.upoll_nanoseconds)),
-            line("kernel", |row| (row.kernel_items, row.kernel_nanoseconds)),
+        let lines = vec![
+            line("upoll", &of, |row| {
+                Some((row.items as f64, row.upoll_nanoseconds.median))
+            }),
+            line("kernel", &of, |row| {
+                Some((row.kernel_items as f64, row.kernel_nanoseconds.median))
+            }),
         ];
         let items = Axis::of_ratios("items in the set");
         let noisy = of.iter().any(|row| !row.trusted);
         let caption = format!("Cost as the set grows: {}", of[0].what);
-        plots.push(line_plot(caption, &lines, items, NANOSECONDS, noisy)?);
+        plots.push(line_plot(caption, lines, items, NANOSECONDS, noisy)?);
     }
     Ok(plots)
 }
@@ -284,7 +290,7 @@ fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
         let noisy = of.iter().any(|row| !row.trusted);
         let files = most.unwrap_or(0);
         let caption = format!("Asked to wait {limit} us over {files} files: distribution");
-        plots.push(line_plot(caption, &lines, late, PERCENT, noisy)?);
+        plots.push(line_plot(caption, lines, late, PERCENT, noisy)?);
 
         let mut lines = lines_of(
             &of,
@@ -296,7 +302,7 @@ fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
         let files = Axis::linear("files");
         let caption = format!("Asked to wait {limit} us: median against the number of files");
         let late = Axis::linear("late by us");
-        plots.push(line_plot(caption, &lines, files, late, noisy)?);
+        plots.push(line_plot(caption, lines, files, late, noisy)?);
     }
     Ok(plots)
 }
@@ -337,7 +343,7 @@ fn workers(rows: &[Shared]) -> Result<Vec<Plot>> {
         .collect();
     let noisy = rows.iter().any(|row| !row.ratio.is_trusted());
     Ok(vec![
-        line_plot(caption, &lines, rank, events, noisy)?,
+        line_plot(caption, lines, rank, events, noisy)?,
         bar_plot(
             "How many times faster than the kernel all events were taken; upright mark: the ratio \
              to reach",
@@ -365,7 +371,7 @@ fn threads(rows: &[Threaded]) -> Result<Vec<Plot>> {
         let requests = Axis::linear("requests per second");
         let noisy = of.iter().any(|row| !row.trusted);
         let caption = format!("Threads, {work}, sets: {sets}{note}");
-        plots.push(line_plot(caption, &lines, threads, requests, noisy)?);
+        plots.push(line_plot(caption, lines, threads, requests, noisy)?);
     }
     Ok(plots)
 }
@@ -386,5 +392,5 @@ fn backpressure(rows: &[Pressed]) -> Result<Vec<Plot>> {
         .collect();
     let latency = Axis::of_ratios("us from write to read");
     let caption = "A writer faster than the reader: distribution of latency".to_owned();
-    Ok(vec![line_plot(caption, &lines, latency, PERCENT, false)?])
+    Ok(vec![line_plot(caption, lines, latency, PERCENT, false)?])
 }

@@ -13,7 +13,6 @@ use super::interrupt;
 use super::measure::{Effort, Series, Side, Spread, interleave};
 
 pub(super) const NAME: &str = "peers";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// The operations with a wait over many sources.
 pub(super) const SIGNAL_WAIT: &str = "signal + wait + consume";

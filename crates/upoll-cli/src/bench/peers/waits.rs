@@ -7,58 +7,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use io_uring::{cqueue, opcode, types};
-use upoll::{Epoll, Event, EventFd, Events, PollContext, PollFd, Timeout};
+use upoll::{Epoll, EventFd, Events, PollContext, PollFd, Timeout};
 
 use super::Way;
 use crate::bench::batch;
+use crate::bench::calls::idle;
 use crate::bench::channels::next;
 use crate::bench::kernel::{self, Fd};
 use crate::bench::measure::{Side, side};
-
-/// An eventfd, of upoll or of the kernel.
-pub(super) trait Counter {
-    fn signal(&self);
-    fn consume(&self);
-}
-
-impl Counter for EventFd {
-    #[inline]
-    fn signal(&self) {
-        self.write(black_box(1)).expect("write");
-    }
-
-    #[inline]
-    fn consume(&self) {
-        black_box(self.read().expect("read"));
-    }
-}
-
-impl Counter for Fd {
-    #[inline]
-    fn signal(&self) {
-        self.write_count(black_box(1)).expect("write");
-    }
-
-    #[inline]
-    fn consume(&self) {
-        black_box(self.read_count().expect("read"));
-    }
-}
+use crate::bench::set::{Counter, Set, counters, watching};
 
 /// Signals the next of the counters, and consumes the one that `wait` finds.
 #[inline]
 pub(super) fn round<C: Counter>(counters: &[C], at: &mut usize, wait: impl FnOnce() -> usize) {
     let signalled = next(at, counters.len());
-    counters[signalled].signal();
+    counters[signalled].write();
     let found = wait();
     assert_eq!(found, signalled);
-    counters[found].consume();
+    black_box(counters[found].read());
 }
 
 pub(super) fn descriptors(count: usize) -> Result<Vec<Fd>> {
-    let fds = std::iter::repeat_with(|| Fd::eventfd(0)).take(count);
-    fds.collect::<Result<_, _>>()
-        .with_context(|| format!("{count} eventfds"))
+    counters(count).with_context(|| format!("{count} eventfds"))
 }
 
 pub(super) fn over_eventfds(count: usize) -> Vec<Way> {
@@ -72,9 +42,9 @@ pub(super) fn over_eventfds(count: usize) -> Vec<Way> {
         }
     };
     vec![
-        ("upoll set", set(count)),
+        ("upoll set", set::<Epoll, EventFd>(count)),
         ("upoll poll context", poll_context(count)),
-        ("kernel epoll_wait", epoll_wait(count)),
+        ("kernel epoll_wait", set::<Fd, Fd>(count)),
         ("kernel epoll_pwait2", epoll_pwait2(count)),
         ("kernel poll", poll),
         ("kernel select", select),
@@ -82,29 +52,21 @@ pub(super) fn over_eventfds(count: usize) -> Vec<Way> {
     ]
 }
 
-fn objects(count: usize) -> Result<Vec<EventFd>> {
-    let objects = std::iter::repeat_with(|| EventFd::new(0)).take(count);
-    Ok(objects.collect::<Result<_, _>>()?)
-}
-
-fn set(count: usize) -> Result<Side> {
-    let (set, counters) = (Epoll::new()?, objects(count)?);
-    for (at, counter) in counters.iter().enumerate() {
-        set.add(counter, Event::new(Events::IN, at as u64))?;
-    }
+/// Waits in a set, of upoll or of the kernel.
+fn set<S: Set<C>, C: Counter>(count: usize) -> Result<Side> {
+    let (set, counters) = watching::<S, C>(count, Events::IN, idle)?;
     let mut at = 0;
     Ok(side(move || {
         round(&counters, &mut at, || {
-            let mut events = [Event::default(); 8];
-            let ready = set.wait(&mut events, Timeout::NOW).expect("wait");
-            assert_eq!(ready, 1);
-            events[0].data() as usize
+            let mut reports = [S::ROOM; 8];
+            assert_eq!(set.harvest(&mut reports).expect("wait"), 1);
+            S::data(&reports[0]) as usize
         });
     }))
 }
 
 fn poll_context(count: usize) -> Result<Side> {
-    let (mut context, counters) = (PollContext::new(), objects(count)?);
+    let (mut context, counters) = (PollContext::new(), counters::<EventFd>(count)?);
     let mut at = 0;
     Ok(Box::new(move |times| {
         let fds = counters.iter().map(|one| PollFd::new(one, Events::IN));
@@ -120,36 +82,15 @@ fn poll_context(count: usize) -> Result<Side> {
     }))
 }
 
-/// An epoll set of the kernel, and its members.
-fn watched(count: usize) -> Result<(Fd, Vec<Fd>)> {
-    let (set, counters) = (Fd::epoll()?, descriptors(count)?);
-    for (at, counter) in counters.iter().enumerate() {
-        set.add(counter, libc::EPOLLIN, at as u64)?;
-    }
-    Ok((set, counters))
-}
-
-fn epoll_wait(count: usize) -> Result<Side> {
-    let (set, counters) = watched(count)?;
-    let mut at = 0;
-    Ok(side(move || {
-        round(&counters, &mut at, || {
-            let mut events = [kernel::IDLE; 8];
-            assert_eq!(set.wait(&mut events, 0).expect("wait"), 1);
-            events[0].u64 as usize
-        });
-    }))
-}
-
 fn epoll_pwait2(count: usize) -> Result<Side> {
-    let (set, counters) = watched(count)?;
-    set.wait_for(&mut [kernel::IDLE], Duration::ZERO)
+    let (set, counters) = watching::<Fd, Fd>(count, Events::IN, idle)?;
+    set.epoll_pwait2(&mut [Fd::ROOM], Duration::ZERO)
         .context("epoll_pwait2")?;
     let mut at = 0;
     Ok(side(move || {
         round(&counters, &mut at, || {
-            let mut events = [kernel::IDLE; 8];
-            let ready = set.wait_for(&mut events, Duration::ZERO).expect("wait");
+            let mut events = [Fd::ROOM; 8];
+            let ready = set.epoll_pwait2(&mut events, Duration::ZERO).expect("wait");
             assert_eq!(ready, 1);
             events[0].u64 as usize
         });

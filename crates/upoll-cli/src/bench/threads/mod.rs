@@ -9,7 +9,7 @@
 //! thread was runnable and did not run. Time stolen by a hypervisor is not measured. Threads that
 //! share a set are judged by their throughput together, also if they are more than the cores.
 
-mod set;
+mod locks;
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use self::set::Locks;
-pub(super) use self::set::{Global, Set};
+use self::locks::Locks;
+pub(super) use self::locks::{Counted, Global, GlobalFile};
 use super::interrupt;
 use super::measure::{Series, Spread};
 
@@ -57,7 +57,7 @@ impl Load {
 
 /// A set, its files, and the requests that threads make on it.
 pub(super) trait Server: Sized + Send + Sync {
-    type Set: Set;
+    type Set: Counted;
 
     /// Makes a set for this number of threads.
     fn new(threads: usize) -> Result<Self>;
@@ -112,12 +112,8 @@ fn work<S: Server>(
             break;
         }
     }
-    let locks = S::Set::locks().zip(before).map(|(now, before)| Locks {
-        taken: now.taken - before.taken,
-        shared: now.shared - before.shared,
-        contended: now.contended - before.contended,
-        waited_nanoseconds: now.waited_nanoseconds - before.waited_nanoseconds,
-    });
+    let locks = S::Set::locks().zip(before);
+    let locks = locks.map(|(now, before)| now.with(before, u64::wrapping_sub));
     // Within the time that is measured: the thread may wait for a core at any point here.
     let without_core = waited_for_core()? - waited;
     Ok(Served {
@@ -167,14 +163,8 @@ pub(super) fn round<S: Server>(sets: Sets, threads: usize, length: Duration) -> 
     let late: Duration = served.iter().map(|one| one.begun - begun).sum();
     let without_core: u64 = served.iter().map(|one| one.without_core).sum();
     let without_core = without_core as f64 + late.as_nanos() as f64;
-    let mut locks = None;
-    for one in served.iter().filter_map(|one| one.locks) {
-        let sum = locks.get_or_insert_with(Locks::default);
-        sum.taken += one.taken;
-        sum.shared += one.shared;
-        sum.contended += one.contended;
-        sum.waited_nanoseconds += one.waited_nanoseconds;
-    }
+    let locks = served.iter().filter_map(|one| one.locks);
+    let locks = locks.reduce(|sum, one| sum.with(one, u64::wrapping_add));
     Ok(Round {
         requests: served.iter().map(|one| one.requests).sum(),
         nanoseconds,

@@ -3,14 +3,14 @@
 //! The first of them registers handlers for forks, so these races run in a child.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use anyhow::{Result, bail, ensure};
 use fastrand::Rng;
 use upoll::Errno;
 
 use super::processes::Child;
-use super::{Call, Maker, Race, call, lock};
+use super::{Maker, Race, lock, race};
 
 pub(super) const RACES: &[Maker] = &[pipe, pipe, eventfd];
 
@@ -60,7 +60,7 @@ fn read(fd: RawFd) -> Result<Option<usize>> {
 
 /// Returns a copy of an fd, or None if that is closed.
 fn copy(fd: RawFd) -> Result<Option<RawFd>> {
-    // SAFETY: the command takes a number.
+    // SAFETY: the command takes an integer.
     match unsafe { upoll_fds::fcntl(fd, libc::F_DUPFD_CLOEXEC, COPIES) } {
         Err(Errno::BADF) => Ok(None),
         copy => Ok(Some(copy?)),
@@ -126,19 +126,17 @@ fn pipe(rng: &mut Rng) -> Result<Race> {
     if acts[0] != Act::Close && rng.bool() {
         acts.push(Act::Close);
     }
-    let fds = Arc::new(Mutex::new(new_pipe()?));
-    let make = |&act: &Act| -> Call {
-        let fds = fds.clone();
-        call(move |rng| {
-            let fds = *lock(&fds);
-            act.run(fds, rng)
-        })
-    };
-    let calls = acts.iter().map(make).collect();
     let name = format!("{acts:?} by the fd of a pipe");
     let is_closed = acts.contains(&Act::Close);
-    Ok(Race::new(name, calls, move |balances| {
-        let mut fds = lock(&fds);
+    let mut draft = race(name, Mutex::new(new_pipe()?));
+    for act in acts {
+        draft = draft.call(move |fds, rng| {
+            let fds = *lock(fds);
+            act.run(fds, rng)
+        });
+    }
+    Ok(draft.settle(move |fds, balances| {
+        let mut fds = lock(fds);
         let [reader, writer] = *fds;
         if !is_closed {
             upoll_fds::close(writer)?;
@@ -177,8 +175,6 @@ fn eventfd(rng: &mut Rng) -> Result<Race> {
         Ok(fd)
     };
     let begin = move || if is_made { Ok(None) } else { make().map(Some) };
-    let place = Arc::new(Mutex::new(begin()?));
-    let moved = place.clone();
     let check = move |fd: RawFd| -> Result<()> {
         let is_user_level = upoll_fds::is_user_level(fd);
         ensure!(
@@ -191,9 +187,10 @@ fn eventfd(rng: &mut Rng) -> Result<Race> {
         );
         Ok(())
     };
-    let mut calls = vec![
-        call(move |rng| {
-            let now = *lock(&moved);
+    let name = format!("an eventfd moves, new: {is_made}, maximum: {has_maximum}");
+    Ok(race(name, Mutex::new(begin()?))
+        .call(move |place, rng| {
+            let now = *lock(place);
             let mut fd = match now {
                 Some(fd) => fd,
                 None => make()?,
@@ -207,31 +204,23 @@ fn eventfd(rng: &mut Rng) -> Result<Race> {
                 fd = next;
                 check(fd)?;
             }
-            *lock(&moved) = Some(fd);
+            *lock(place) = Some(fd);
             Ok(0)
-        }),
-        call(|_| {
+        })
+        .calls(rng.usize(1..=2), |_, _| {
             upoll_fds::demote_all();
             Ok(0)
-        }),
-    ];
-    if rng.bool() {
-        calls.push(call(|_| {
-            upoll_fds::demote_all();
-            Ok(0)
-        }));
-    }
-    let name = format!("an eventfd moves, new: {is_made}, maximum: {has_maximum}");
-    Ok(Race::new(name, calls, move |_| {
-        let mut place = lock(&place);
-        if let Some(fd) = *place {
-            let mut count = 0;
-            // SAFETY: the count is writable.
-            unsafe { upoll_fds::eventfd_read(fd, &raw mut count) }?;
-            ensure!(count == 1, "an eventfd that moved has the count {count}");
-            upoll_fds::close(fd)?;
-        }
-        *place = begin()?;
-        Ok(())
-    }))
+        })
+        .settle(move |place, _| {
+            let mut place = lock(place);
+            if let Some(fd) = *place {
+                let mut count = 0;
+                // SAFETY: the count is writable.
+                unsafe { upoll_fds::eventfd_read(fd, &raw mut count) }?;
+                ensure!(count == 1, "an eventfd that moved has the count {count}");
+                upoll_fds::close(fd)?;
+            }
+            *place = begin()?;
+            Ok(())
+        }))
 }

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, PollFd, Timeout, Watch, poll};
 
 use super::super::channel::{Channel, Kind};
-use super::{LEVEL, Maker, Race, call, harvest, lock};
+use super::{LEVEL, Maker, Race, Watched, harvest, lock, pause, race, send, write};
 
 pub(super) const RACES: &[Maker] = &[
     first_kernel_fd,
@@ -23,9 +23,13 @@ pub(super) const RACES: &[Maker] = &[
     left_to_others,
 ];
 
-fn kernel_channel(rng: &mut Rng) -> Result<Arc<Channel>> {
+fn kernel_channel(rng: &mut Rng) -> Result<Channel> {
     let kinds = [Kind::KernelCounter, Kind::KernelPipe, Kind::KernelSocket];
-    Ok(Arc::new(Channel::new(kinds[rng.usize(..3)])?))
+    Channel::new(kinds[rng.usize(..3)])
+}
+
+fn rotating() -> Result<Epoll> {
+    Ok(Epoll::create(CreateFlags::ROTATE)?)
 }
 
 /// Checks that no kernel set watches a source that was deleted.
@@ -54,62 +58,52 @@ fn first_kernel_fd(rng: &mut Rng) -> Result<Race> {
         }
         Ok(sets)
     };
-    let sets = Arc::new(Mutex::new(make()?));
     let kinds = [Kind::KernelCounter, Kind::KernelPipe, Kind::Shared];
-    let channel = Arc::new(Channel::new(kinds[rng.usize(..kinds.len())])?);
-    let (waited, changed, member) = (sets.clone(), sets.clone(), channel.clone());
-    let calls = vec![
-        call(move |rng| {
-            let bottom = lock(&changed)[0].clone();
-            super::pause(rng);
-            bottom.add(&*member, LEVEL)?;
-            super::pause(rng);
-            Ok(member.send(1) as usize)
-        }),
-        call(move |_| {
-            let top = lock(&waited)[above].clone();
-            wait(&top)
-        }),
-    ];
+    let channel = Channel::new(kinds[rng.usize(..kinds.len())])?;
     let name = format!("{channel:?} is the first kernel fd, sets above: {above}");
-    Ok(Race::new(name, calls, move |found| {
-        ensure!(found[1] == 1, "no event");
-        channel.drain();
-        *lock(&sets) = make()?;
-        Ok(())
-    }))
+    Ok(race(name, (channel, Mutex::new(make()?)))
+        .call(|(channel, sets), rng| {
+            let bottom = lock(sets)[0].clone();
+            pause(rng);
+            bottom.add(channel, LEVEL)?;
+            pause(rng);
+            send(channel)
+        })
+        .call(move |(_, sets), _| {
+            let top = lock(sets)[above].clone();
+            wait(&top)
+        })
+        .settle(move |(channel, sets), found| {
+            ensure!(found[1] == 1, "no event");
+            channel.drain();
+            *lock(sets) = make()?;
+            Ok(())
+        }))
 }
 
 /// A set and a member of any kind are closed.
 fn both_close(rng: &mut Rng) -> Result<Race> {
     let kind = Kind::any(rng);
     let make = move || -> Result<_> {
-        let (set, channel) = (Epoll::new()?, Channel::new(kind)?);
-        set.add(&channel, LEVEL)?;
+        let Watched { channel, set } = Watched::new(Channel::new(kind)?, LEVEL)?;
         Ok((Some(set), Some(channel)))
     };
-    let both = Arc::new(Mutex::new(make()?));
-    let (set, channel) = (both.clone(), both.clone());
-    let calls = vec![
-        call(move |_| {
-            let set = lock(&set).0.take();
+    let name = format!("a set and its {kind:?} are closed");
+    Ok(race(name, Mutex::new(make()?))
+        .call(|both, _| {
+            let set = lock(both).0.take();
             drop(set);
             Ok(0)
-        }),
-        call(move |_| {
-            let channel = lock(&channel).1.take();
+        })
+        .call(|both, _| {
+            let channel = lock(both).1.take();
             drop(channel);
             Ok(0)
-        }),
-    ];
-    Ok(Race::new(
-        format!("a set and its {kind:?} are closed"),
-        calls,
-        move |_| {
-            *lock(&both) = make()?;
+        })
+        .settle(move |both, _| {
+            *lock(both) = make()?;
             Ok(())
-        },
-    ))
+        }))
 }
 
 /// A set with a kernel fd, and one that comes below it.
@@ -141,64 +135,54 @@ impl Nested {
 fn nested(rng: &mut Rng) -> Result<Race> {
     let idle = [kernel_channel(rng)?, kernel_channel(rng)?];
     let channel = kernel_channel(rng)?;
-    let make = {
-        let channel = channel.clone();
-        move || -> Result<Arc<Nested>> {
-            let sets = Nested {
-                outer: Epoll::new()?,
-                beat: EventFd::new(0)?,
-                inner: Epoll::new()?,
-                counter: EventFd::new(0)?,
-            };
-            sets.outer.add(&*idle[0], LEVEL)?;
-            sets.outer.add(&sets.beat, LEVEL)?;
-            sets.inner.add(&*idle[1], LEVEL)?;
-            sets.inner.add(&*channel, LEVEL)?;
-            sets.inner.add(&sets.counter, LEVEL)?;
-            Ok(Arc::new(sets))
-        }
+    let make = move |channel: &Channel| -> Result<Arc<Nested>> {
+        let sets = Nested {
+            outer: Epoll::new()?,
+            beat: EventFd::new(0)?,
+            inner: Epoll::new()?,
+            counter: EventFd::new(0)?,
+        };
+        sets.outer.add(&idle[0], LEVEL)?;
+        sets.outer.add(&sets.beat, LEVEL)?;
+        sets.inner.add(&idle[1], LEVEL)?;
+        sets.inner.add(channel, LEVEL)?;
+        sets.inner.add(&sets.counter, LEVEL)?;
+        Ok(Arc::new(sets))
     };
-    let sets = Arc::new(Mutex::new(make()?));
-    let (waited, changed, disturbed) = (sets.clone(), sets.clone(), sets.clone());
-    let sender = channel.clone();
-    let mut calls = vec![
-        call(move |rng| {
-            let sets = lock(&changed).clone();
-            super::pause(rng);
-            sets.outer
-                .add(&sets.inner, Event::new(Events::IN, OF_INNER))?;
-            match rng.bool() {
-                true => drop(sender.send(1)),
-                false => sets.counter.try_write(1)?,
-            }
-            Ok(0)
-        }),
-        call(move |_| {
-            let sets = lock(&waited).clone();
-            sets.wait()
-        }),
-    ];
-    if rng.bool() {
-        calls.push(call(move |rng| {
-            let sets = lock(&disturbed).clone();
-            for _ in 0..rng.usize(..40) {
-                sets.beat.try_write(1)?;
-                let _ = sets.beat.try_read();
-                super::pause(rng);
-            }
-            Ok(0)
-        }));
-    }
-    Ok(Race::new(
-        "a set with kernel fds is added below",
-        calls,
-        move |found| {
-            ensure!(found[1] == 1, "no event");
-            channel.drain();
-            *lock(&sets) = make()?;
-            Ok(())
-        },
-    ))
+    let sets = Mutex::new(make(&channel)?);
+    Ok(
+        race("a set with kernel fds is added below", (channel, sets))
+            .call(|(channel, sets), rng| {
+                let sets = lock(sets).clone();
+                pause(rng);
+                let interest = Event::new(Events::IN, OF_INNER);
+                sets.outer.add(&sets.inner, interest)?;
+                match rng.bool() {
+                    true => drop(channel.send(1)),
+                    false => sets.counter.try_write(1)?,
+                }
+                Ok(0)
+            })
+            .call(|(_, sets), _| {
+                let sets = lock(sets).clone();
+                sets.wait()
+            })
+            .calls(rng.usize(..2), |(_, sets), rng| {
+                let sets = lock(sets).clone();
+                for _ in 0..rng.usize(..40) {
+                    sets.beat.try_write(1)?;
+                    let _ = sets.beat.try_read();
+                    pause(rng);
+                }
+                Ok(0)
+            })
+            .settle(move |(channel, sets), found| {
+                ensure!(found[1] == 1, "no event");
+                channel.drain();
+                *lock(sets) = make(channel)?;
+                Ok(())
+            }),
+    )
 }
 
 /// A thread goes to sleep in a set with a kernel fd, and is woken, while others poll the set.
@@ -206,44 +190,33 @@ fn polled(rng: &mut Rng) -> Result<Race> {
     let idle = kernel_channel(rng)?;
     let counter = EventFd::new(0)?;
     let set = Epoll::new()?;
-    set.add(&*idle, LEVEL)?;
+    set.add(&idle, LEVEL)?;
     set.add(&counter, LEVEL)?;
-    let (written, waited) = (counter.clone(), set.clone());
-    let mut calls = vec![
-        call(move |rng| {
-            super::pause(rng);
-            written.try_write(1)?;
-            Ok(0)
-        }),
-        call(move |_| {
+    let others = [1, 1, 2][rng.usize(..3)];
+    let name = format!("a set in which a thread sleeps is polled by {others}");
+    Ok(race(name, (set, counter))
+        .call(|(_, counter), rng| write(counter, rng))
+        .call(move |(set, _), _| {
             let _keep = &idle;
-            wait(&waited)
-        }),
-    ];
-    for _ in 0..[1, 1, 2][rng.usize(..3)] {
-        let set = set.clone();
-        calls.push(call(move |rng| {
+            wait(set)
+        })
+        .calls(others, |(set, _), rng| {
             for _ in 0..rng.usize(1..100) {
-                poll(&mut [PollFd::new(&set, Events::IN)], Timeout::NOW)?;
+                poll(&mut [PollFd::new(set, Events::IN)], Timeout::NOW)?;
             }
             Ok(0)
-        }));
-    }
-    let name = format!(
-        "a set in which a thread sleeps is polled by {}",
-        calls.len() - 2
-    );
-    Ok(Race::new(name, calls, move |found| {
-        ensure!(found[1] == 1, "no event");
-        counter.try_read()?;
-        harvest(&set)?;
-        Ok(())
-    }))
+        })
+        .settle(|(set, counter), found| {
+            ensure!(found[1] == 1, "no event");
+            counter.try_read()?;
+            harvest(set)?;
+            Ok(())
+        }))
 }
 
-/// How many kernel sets of this process watch a number.
-pub(super) fn watchers(number: RawFd) -> Result<usize> {
-    let wanted = number.to_string();
+/// Returns how many kernel sets of this process watch an fd.
+pub(super) fn watchers(fd: RawFd) -> Result<usize> {
+    let wanted = fd.to_string();
     let mut found = 0;
     for entry in fs::read_dir("/proc/self/fdinfo")? {
         let text = fs::read_to_string(entry?.path()).unwrap_or_default();
@@ -254,114 +227,108 @@ pub(super) fn watchers(number: RawFd) -> Result<usize> {
     Ok(found)
 }
 
+/// A rotating set over a kernel fd, and its only worker.
+struct Working {
+    source: Channel,
+    rotating: Epoll,
+    worker: Epoll,
+}
+
+impl Working {
+    fn new(rng: &mut Rng) -> Result<Self> {
+        let (source, rotating, worker) = (kernel_channel(rng)?, rotating()?, Epoll::new()?);
+        rotating.add(&source, LEVEL)?;
+        worker.add(&rotating, LEVEL)?;
+        Ok(Working {
+            source,
+            rotating,
+            worker,
+        })
+    }
+}
+
 /// The source of a rotating set is deleted and added again while a worker waits.
 fn deleted_and_added(rng: &mut Rng) -> Result<Race> {
-    let channel = kernel_channel(rng)?;
-    let rotating = Epoll::create(CreateFlags::ROTATE)?;
-    rotating.add(&*channel, LEVEL)?;
-    let worker = Epoll::new()?;
-    worker.add(&rotating, LEVEL)?;
-    let (source, from) = (channel.clone(), rotating.clone());
-    let calls = vec![
-        call(move |rng| {
-            from.delete(&*source)?;
+    let working = Working::new(rng)?;
+    let name = format!("{:?} is deleted and added", working.source);
+    Ok(race(name, working)
+        .call(|working, rng| {
+            let Working {
+                source, rotating, ..
+            } = working;
+            rotating.delete(source)?;
             if rng.usize(..8) == 0 {
-                is_watched_no_more(&source)?;
+                is_watched_no_more(source)?;
             }
             if rng.bool() {
                 source.send(1);
-                from.add(&*source, LEVEL)?;
+                rotating.add(source, LEVEL)?;
             } else {
-                from.add(&*source, LEVEL)?;
+                rotating.add(source, LEVEL)?;
                 source.send(1);
             }
             Ok(0)
-        }),
-        call(move |_| wait(&worker)),
-    ];
-    Ok(Race::new(
-        format!("{channel:?} is deleted and added"),
-        calls,
-        move |found| {
+        })
+        .call(|working, _| wait(&working.worker))
+        .settle(|working, found| {
             ensure!(found[1] == 1, "no event");
-            channel.drain();
+            working.source.drain();
             Ok(())
-        },
-    ))
+        }))
 }
 
 /// Two threads delete one source.
 fn two_deletes(rng: &mut Rng) -> Result<Race> {
-    let channel = kernel_channel(rng)?;
-    let rotating = Epoll::create(CreateFlags::ROTATE)?;
-    rotating.add(&*channel, LEVEL)?;
-    let worker = Epoll::new()?;
-    worker.add(&rotating, LEVEL)?;
-    let delete = || {
-        let (rotating, channel) = (rotating.clone(), channel.clone());
-        call(move |_| match rotating.delete(&*channel) {
-            Ok(()) => Ok(1),
-            Err(Errno::NOENT) => Ok(0),
-            Err(error) => Err(error.into()),
+    let working = Working::new(rng)?;
+    let name = format!("{:?} is deleted twice", working.source);
+    Ok(race(name, working)
+        .calls(2, |working, _| {
+            match working.rotating.delete(&working.source) {
+                Ok(()) => Ok(1),
+                Err(Errno::NOENT) => Ok(0),
+                Err(error) => Err(error.into()),
+            }
         })
-    };
-    let calls = vec![delete(), delete()];
-    Ok(Race::new(
-        format!("{channel:?} is deleted twice"),
-        calls,
-        move |deleted| {
+        .settle(|working, deleted| {
             ensure!(deleted[0] + deleted[1] == 1, "one DEL must fail");
-            is_watched_no_more(&channel)?;
-            rotating.add(&*channel, LEVEL)?;
+            is_watched_no_more(&working.source)?;
+            working.rotating.add(&working.source, LEVEL)?;
             // The worker registers.
-            channel.send(1);
-            wait(&worker)?;
-            channel.drain();
-            harvest(&worker)?;
+            working.source.send(1);
+            wait(&working.worker)?;
+            working.source.drain();
+            harvest(&working.worker)?;
             Ok(())
-        },
-    ))
+        }))
 }
 
 /// A worker watches two rotating sets with one source: one of them deletes it.
 fn one_of_two(rng: &mut Rng) -> Result<Race> {
-    let channel = kernel_channel(rng)?;
-    let sets = [(); 2].map(|()| Epoll::create(CreateFlags::ROTATE));
-    let [first, second] = sets;
-    let (first, second) = (first?, second?);
-    let worker = Epoll::new()?;
-    for set in [&first, &second] {
-        set.add(&*channel, LEVEL)?;
-        worker.add(set, LEVEL)?;
-    }
-    let (source, from) = (channel.clone(), first.clone());
-    let calls = vec![
-        call(move |_| {
-            from.delete(&*source)?;
-            source.send(1);
+    let (working, other) = (Working::new(rng)?, rotating()?);
+    other.add(&working.source, LEVEL)?;
+    working.worker.add(&other, LEVEL)?;
+    let name = format!("one of two rotating sets deletes {:?}", working.source);
+    Ok(race(name, working)
+        .call(|working, _| {
+            working.rotating.delete(&working.source)?;
+            working.source.send(1);
             Ok(0)
-        }),
-        call(move |_| {
-            let _open = &second;
-            wait(&worker)
-        }),
-    ];
-    Ok(Race::new(
-        format!("one of two rotating sets deletes {channel:?}"),
-        calls,
-        move |found| {
+        })
+        .call(move |working, _| {
+            let _open = &other;
+            wait(&working.worker)
+        })
+        .settle(|working, found| {
             ensure!(found[1] > 0, "no event");
-            channel.drain();
-            first.add(&*channel, LEVEL)?;
+            working.source.drain();
+            working.rotating.add(&working.source, LEVEL)?;
             Ok(())
-        },
-    ))
+        }))
 }
 
 /// A worker that has left an event to another one, which does not come, is woken for nothing.
 fn left_to_others(rng: &mut Rng) -> Result<Race> {
-    let source = EventFd::new(0)?;
-    let rotating = Epoll::create(CreateFlags::ROTATE)?;
+    let (source, rotating) = (EventFd::new(0)?, rotating()?);
     rotating.add(&source, LEVEL)?;
     let (late, worker) = (Epoll::new()?, Epoll::new()?);
     let counter = EventFd::new(0)?;
@@ -372,35 +339,28 @@ fn left_to_others(rng: &mut Rng) -> Result<Race> {
     let idle = kernel_channel(rng)?;
     let in_kernel = rng.bool();
     if in_kernel {
-        worker.add(&*idle, LEVEL)?;
+        worker.add(&idle, LEVEL)?;
     }
-    let (written, disturbed) = (source.clone(), counter);
-    let calls = vec![
-        call(move |rng| {
+    let name =
+        format!("an event is left to a worker that does not come, in the kernel: {in_kernel}");
+    Ok(race(name, (source, counter))
+        .call(|(_, counter), rng| {
             thread::sleep(Duration::from_micros(rng.u64(..200)));
-            disturbed.try_write(1)?;
-            let _ = disturbed.try_read();
+            counter.try_write(1)?;
+            let _ = counter.try_read();
             Ok(0)
-        }),
-        call(move |_| {
-            let _keep = &idle;
+        })
+        .call(move |(source, _), _| {
+            let _open = (&rotating, &idle);
             let waits = Watch::new(&late, Events::IN, |_| {})?;
-            written.try_write(1)?;
+            source.try_write(1)?;
             let mut ended = wait(&worker)?;
-            while written.try_read().is_err() {
+            while source.try_read().is_err() {
                 ended = wait(&worker)?;
             }
             drop(waits);
             harvest(&late)?;
             Ok(ended)
-        }),
-    ];
-    Ok(Race::new(
-        format!("an event is left to a worker that does not come, in the kernel: {in_kernel}"),
-        calls,
-        move |_| {
-            let _open = &rotating;
-            Ok(())
-        },
-    ))
+        })
+        .settle(|_, _| Ok(())))
 }

@@ -16,8 +16,8 @@ mod timers;
 mod wakes;
 
 use std::hint;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,15 +25,15 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use fastrand::Rng;
 use rustix::thread::gettid;
-use upoll::internal::own_fds as own_numbers;
+use upoll::internal::own_fds as library_fds;
 use upoll::{Epoll, Event, EventFd, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
-use super::change_pauses;
 use super::channel::{Channel, Kind};
 use super::hang::{post, post_of};
 use super::lockstep::Barrier;
 use super::tally::Tally;
+use super::{change_pauses, join_all, lock};
 
 use self::processes::{Child, Mapped};
 
@@ -64,33 +64,101 @@ struct Race {
     settle: Settle,
 }
 
-impl Race {
-    fn new(
-        name: impl Into<String>,
-        calls: Vec<Call>,
-        settle: impl Fn(&[usize]) -> Result<()> + Send + Sync + 'static,
-    ) -> Self {
-        Race {
+/// A race to which calls are added, on the objects that they share.
+struct Draft<W> {
+    race: Race,
+    objects: Arc<W>,
+}
+
+/// Begins a race on `objects`.
+fn race<W: Send + Sync + 'static>(name: impl Into<String>, objects: W) -> Draft<W> {
+    Draft {
+        race: Race {
             name: name.into(),
-            calls,
+            calls: Vec::new(),
             processes: 0,
-            settle: Box::new(settle),
-        }
+            settle: Box::new(|_| Ok(())),
+        },
+        objects: Arc::new(objects),
     }
 }
 
-fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Call {
-    Box::new(call)
+impl<W: Send + Sync + 'static> Draft<W> {
+    /// Adds a call.
+    fn call(
+        mut self,
+        call: impl Fn(&W, &mut Rng) -> Result<usize> + Send + Sync + 'static,
+    ) -> Self {
+        let objects = self.objects.clone();
+        self.race
+            .calls
+            .push(Box::new(move |rng| call(&objects, rng)));
+        self
+    }
+
+    /// Adds the same call for so many threads.
+    fn calls(
+        self,
+        threads: usize,
+        call: impl Fn(&W, &mut Rng) -> Result<usize> + Clone + Send + Sync + 'static,
+    ) -> Self {
+        (0..threads).fold(self, |draft, _| draft.call(call.clone()))
+    }
+
+    /// Has at least one of the calls but the first made by a process.
+    fn in_processes(mut self, rng: &mut Rng) -> Self {
+        let others = &mut self.race.calls[1..];
+        rng.shuffle(others);
+        let (all, processes) = (others.len(), rng.usize(1..=others.len()));
+        self.race.processes = processes;
+        self.race.name += &format!(", {processes} of {all} in other processes");
+        self
+    }
+
+    /// Ends the race with what checks the results and makes the objects as they were.
+    fn settle(
+        mut self,
+        settle: impl Fn(&W, &[usize]) -> Result<()> + Send + Sync + 'static,
+    ) -> Race {
+        let objects = self.objects;
+        self.race.settle = Box::new(move |returned| settle(&objects, returned));
+        self.race
+    }
 }
 
-/// Writes the eventfd that `counter` returns, after a pause.
-fn writes(counter: impl Fn() -> EventFd + Send + Sync + 'static) -> Call {
-    call(move |rng| {
-        let counter = counter();
-        pause(rng);
-        counter.try_write(1)?;
+/// Writes an eventfd after a pause.
+fn write(counter: &EventFd, rng: &mut Rng) -> Result<usize> {
+    pause(rng);
+    counter.try_write(1)?;
+    Ok(0)
+}
+
+/// A channel, and a set that watches it.
+struct Watched {
+    channel: Channel,
+    set: Epoll,
+}
+
+impl Watched {
+    fn new(channel: Channel, interest: Event) -> Result<Self> {
+        let set = Epoll::new()?;
+        set.add(&channel, interest)?;
+        Ok(Watched { channel, set })
+    }
+
+    fn harvest(&self) -> Result<usize> {
+        harvest(&self.set)
+    }
+
+    fn modify(&self, interest: Event) -> Result<usize> {
+        self.set.modify(&self.channel, interest)?;
         Ok(0)
-    })
+    }
+}
+
+/// Sends a unit. Returns how many were accepted.
+fn send(channel: &Channel) -> Result<usize> {
+    Ok(channel.send(1) as usize)
 }
 
 /// Races of one subject.
@@ -102,7 +170,7 @@ enum Home {
     Here,
     /// In a child process.
     Child,
-    /// In a child process, in which the library's own fds have protected numbers.
+    /// In a child process, in which the library's own fds are protected.
     ProtectedChild,
 }
 
@@ -237,7 +305,7 @@ fn repeat(
     let mut rng = rng.fork();
     let child = Child::new(false, || {
         if subject.home == Home::ProtectedChild {
-            own_numbers::protect();
+            library_fds::protect();
         }
         (0..IN_CHILD).try_for_each(|_| repeat_here(&mut rng))
     })?;
@@ -411,12 +479,7 @@ fn run(
             followers.push(scope.spawn(move || or_fault(shared.follow(races, index, &mut rng))));
         }
         or_fault(shared.lead(races, length, rng, tally));
-        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
-        for follower in followers {
-            if follower.join().is_err() {
-                fault("a thread panicked");
-            }
-        }
+        join_all(followers, fault);
     });
     children
         .into_iter()
@@ -434,10 +497,6 @@ fn pause(rng: &mut Rng) {
 /// A channel that sends at least one unit.
 fn any_channel(rng: &mut Rng) -> Result<Channel> {
     Channel::new(Kind::any_private(rng))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn harvest(set: &Epoll) -> Result<usize> {

@@ -1,4 +1,4 @@
-//! The library's own fds, while the program puts files of its own under their numbers.
+//! The library's own fds, while the program puts files of its own in their places.
 //!
 //! A program that does so by the library's hooks, as programs do under the preload, loses nothing: the own fds are
 //! moved away first. The hooks count until the process ends, so these races run in a child.
@@ -7,7 +7,7 @@ use std::fs;
 use std::iter;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -17,7 +17,7 @@ use upoll::{Epoll, Errno, EventFd};
 use super::super::channel::{Channel, Kind};
 use super::super::footprint::Footprint;
 use super::kernel::{wait, watchers};
-use super::{Call, LEVEL, Maker, Race, call, lock};
+use super::{LEVEL, Maker, Race, lock, race, write};
 
 pub(super) const RACES: &[Maker] = &[waiting, coming_and_going];
 
@@ -27,75 +27,72 @@ fn set_with(idle: &Channel) -> Result<Epoll> {
     Ok(set)
 }
 
-/// Puts `file` under one of the library's own numbers, and returns that.
-fn take_a_number(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
+/// Puts a copy of `file` at one of the library's own fds, and returns that.
+fn take_an_fd(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
     let next = |first: u32| own_fds::next_own(first, u32::MAX);
-    let all = iter::successors(next(0), |&number| next(number as u32 + 1));
-    let Some(number) = rng.choice(all.collect::<Vec<_>>()) else {
+    let all = iter::successors(next(0), |&fd| next(fd as u32 + 1));
+    let Some(fd) = rng.choice(all.collect::<Vec<_>>()) else {
         return Ok(None);
     };
-    let _held = own_fds::hold_numbers(number);
-    if !own_fds::is_own(number) {
+    let _held = own_fds::hold_numbers(fd);
+    if !own_fds::is_own(fd) {
         return Ok(None);
     }
-    let taken = own_fds::replace(number, || {
-        // SAFETY: the library has moved its own fd away, so the number is this function's.
-        match unsafe { libc::dup2(file, number) } {
+    let taken = own_fds::replace(fd, || {
+        // SAFETY: the library has moved its own fd away, so the fd is this function's.
+        match unsafe { libc::dup2(file, fd) } {
             -1 => Err(Errno::BADF),
             _ => Ok(()),
         }
     });
     match taken {
-        Ok(()) => Ok(Some(number)),
+        Ok(()) => Ok(Some(fd)),
         // It is just being closed.
         Err(Errno::BUSY) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-fn inode(number: RawFd) -> Result<u64> {
-    Ok(fs::metadata(format!("/proc/self/fd/{number}"))?.ino())
+fn inode(fd: RawFd) -> Result<u64> {
+    Ok(fs::metadata(format!("/proc/self/fd/{fd}"))?.ino())
 }
 
-/// Numbers that are taken while other calls run, and what is done with them after that.
-struct Numbers {
+/// Fds that are taken while other calls run, and what is done with them after that.
+struct TakenFds {
     file: Channel,
     most_fds: Mutex<Option<usize>>,
 }
 
-impl Numbers {
-    fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Numbers {
+impl TakenFds {
+    fn new() -> Result<Self> {
+        Ok(TakenFds {
             file: Channel::new(Kind::KernelPipe)?,
             most_fds: Mutex::default(),
-        }))
+        })
     }
 
     fn file(&self) -> Result<RawFd> {
         self.file.kernel_fd().context("a kernel pipe")
     }
 
-    /// Takes one number, and returns that, or 0.
-    fn call(self: &Arc<Self>) -> Call {
-        let this = self.clone();
-        call(move |rng| {
-            let number = take_a_number(this.file()?, rng)?;
-            Ok(number.map_or(0, |number| number as usize))
-        })
+    /// Takes one fd, and returns that, or 0.
+    fn take(&self, rng: &mut Rng) -> Result<usize> {
+        let taken = take_an_fd(self.file()?, rng)?;
+        Ok(taken.map_or(0, |fd| fd as usize))
     }
 
-    /// Checks that the file under a number that was taken is as it was, and closes it.
-    fn give_back(&self, number: usize) -> Result<()> {
-        if number == 0 {
+    /// Checks that the file at an fd that was taken is as it was, and closes it.
+    fn give_back(&self, taken: usize) -> Result<()> {
+        if taken == 0 {
             return Ok(());
         }
-        let number = number as RawFd;
+        let fd = taken as RawFd;
         ensure!(
-            inode(number)? == inode(self.file()?)? && watchers(number)? == 0,
-            "what took the number {number} is not left alone"
+            inode(fd)? == inode(self.file()?)? && watchers(fd)? == 0,
+            "what took the fd {fd} is not left alone"
         );
-        // SAFETY: the number was taken for a copy of `file`.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        // SAFETY: the fd was taken for a copy of `file`.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
         Ok(())
     }
 
@@ -108,7 +105,7 @@ impl Numbers {
     }
 }
 
-/// A number is taken while a thread sleeps in a set, and is woken.
+/// An fd is taken while a thread sleeps in a set, and is woken.
 fn waiting(_: &mut Rng) -> Result<Race> {
     let idle = Channel::new(Kind::KernelPipe)?;
     let make = move || -> Result<_> {
@@ -116,62 +113,50 @@ fn waiting(_: &mut Rng) -> Result<Race> {
         set.add(&counter, LEVEL)?;
         Ok((set, counter))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let numbers = Numbers::new()?;
-    let (written, waited) = (world.clone(), world.clone());
-    let calls = vec![
-        call(move |rng| {
-            let counter = lock(&written).1.clone();
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        }),
-        call(move |_| {
-            let set = lock(&waited).0.clone();
+    let objects = (TakenFds::new()?, Mutex::new(make()?));
+    Ok(race("an fd is taken beside a wake", objects)
+        .call(|(_, sets), rng| {
+            let counter = lock(sets).1.clone();
+            write(&counter, rng)
+        })
+        .call(|(_, sets), _| {
+            let set = lock(sets).0.clone();
             wait(&set)
-        }),
-        numbers.call(),
-    ];
-    let name = "a number is taken beside a wake";
-    Ok(Race::new(name, calls, move |found| {
-        ensure!(found[1] == 1, "no event");
-        numbers.give_back(found[2])?;
-        *lock(&world) = make()?;
-        numbers.count()
-    }))
+        })
+        .call(|(taken, _), rng| taken.take(rng))
+        .settle(move |(taken, sets), found| {
+            ensure!(found[1] == 1, "no event");
+            taken.give_back(found[2])?;
+            *lock(sets) = make()?;
+            taken.count()
+        }))
 }
 
-/// A number is taken while a set is made, or closed.
+/// An fd is taken while a set is made, or closed.
 fn coming_and_going(rng: &mut Rng) -> Result<Race> {
     let is_made = rng.bool();
-    let idle = Arc::new(Channel::new(Kind::KernelPipe)?);
+    let idle = Channel::new(Kind::KernelPipe)?;
     // Keeps a seal in use.
     let another = set_with(&idle)?;
-    let begin = {
-        let idle = idle.clone();
-        move || match is_made {
-            true => Ok(None),
-            false => set_with(&idle).map(Some),
-        }
+    let begin = move |idle: &Channel| match is_made {
+        true => Ok(None),
+        false => set_with(idle).map(Some),
     };
-    let set = Arc::new(Mutex::new(begin()?));
-    let numbers = Numbers::new()?;
-    let changed = set.clone();
-    let calls = vec![
-        numbers.call(),
-        call(move |_| {
-            let closed = lock(&changed).take();
+    let set = Mutex::new(begin(&idle)?);
+    let name = format!("an fd is taken beside a set, which is made: {is_made}");
+    Ok(race(name, (TakenFds::new()?, set, idle))
+        .call(|(taken, ..), rng| taken.take(rng))
+        .call(|(_, set, idle), _| {
+            let closed = lock(set).take();
             if closed.is_none() {
-                *lock(&changed) = Some(set_with(&idle)?);
+                *lock(set) = Some(set_with(idle)?);
             }
             Ok(0)
-        }),
-    ];
-    let name = format!("a number is taken beside a set, which is made: {is_made}");
-    Ok(Race::new(name, calls, move |found| {
-        let _open = &another;
-        numbers.give_back(found[0])?;
-        *lock(&set) = begin()?;
-        numbers.count()
-    }))
+        })
+        .settle(move |(taken, set, idle), found| {
+            let _open = &another;
+            taken.give_back(found[0])?;
+            *lock(set) = begin(idle)?;
+            taken.count()
+        }))
 }

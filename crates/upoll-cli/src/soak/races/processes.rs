@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -22,7 +22,7 @@ use super::super::hang::hold;
 use super::super::lockstep::{self, Barrier};
 use super::super::set_pauses;
 use super::wakes::{Waiting, Way};
-use super::{Call, Maker, Race, call, file, pause};
+use super::{Maker, Race, file, lock, pause, race, send};
 
 /// Races of processes that live.
 pub(super) const LIVING: &[Maker] = &[waiting, waiting, contended, room];
@@ -137,7 +137,8 @@ impl Child {
 
     /// Waits until the child stops or has ended, and returns its status.
     pub(super) fn wait(&self) -> Result<libc::c_int> {
-        let waited = retry_on_intr(|| waitpid(Pid::from_raw(self.0), WaitOptions::empty()))?;
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(self.0), WaitOptions::empty()));
+        let waited = waited.context("waitpid")?;
         let (_, status) = waited.context("no child")?;
         Ok(status.as_raw())
     }
@@ -218,229 +219,217 @@ impl Child {
 }
 
 /// A counter that processes share, as a channel and as itself.
-fn shared(rng: &mut Rng) -> Result<(Arc<Channel>, EventFd)> {
-    let flags = [EventFdFlags::empty(), EventFdFlags::SEMAPHORE][rng.usize(..2)];
-    let counter = EventFd::shared(0, flags)?;
-    Ok((Arc::new(Channel::Counter(counter.clone())), counter))
+struct Counter {
+    channel: Arc<Channel>,
+    counter: EventFd,
+    /// Units that were received.
+    received: Mapped<AtomicUsize>,
 }
 
-/// A counter with little room that is full.
-fn full() -> Result<EventFd> {
-    let counter = EventFd::shared(MAXIMUM as u32 - 1, EventFdFlags::empty())?;
-    counter.set_maximum(MAXIMUM)?;
-    Ok(counter)
-}
+impl Counter {
+    fn new(counter: EventFd) -> Result<Self> {
+        Ok(Counter {
+            channel: Arc::new(Channel::Counter(counter.clone())),
+            counter,
+            received: Mapped::new(AtomicUsize::new(0))?,
+        })
+    }
 
-/// A race in which at least one of the calls but the first is that of a process.
-fn race(
-    name: String,
-    first: Call,
-    mut others: Vec<Call>,
-    rng: &mut Rng,
-    settle: impl Fn(&[usize]) -> Result<()> + Send + Sync + 'static,
-) -> Race {
-    rng.shuffle(&mut others);
-    let processes = rng.usize(1..=others.len());
-    let name = format!("{name}, {processes} of {} in other processes", others.len());
-    others.insert(0, first);
-    Race {
-        processes,
-        ..Race::new(name, others, settle)
+    /// A counter of either kind.
+    fn any(rng: &mut Rng) -> Result<Self> {
+        let flags = [EventFdFlags::empty(), EventFdFlags::SEMAPHORE][rng.usize(..2)];
+        Self::new(EventFd::shared(0, flags)?)
+    }
+
+    /// A counter with little room that is full.
+    fn full() -> Result<Self> {
+        let counter = EventFd::shared(MAXIMUM as u32 - 1, EventFdFlags::empty())?;
+        counter.set_maximum(MAXIMUM)?;
+        Self::new(counter)
+    }
+
+    /// Makes the counter full again.
+    fn fill(&self) -> Result<()> {
+        let _ = self.counter.try_read();
+        self.counter.set_maximum(MAXIMUM)?;
+        Ok(self.counter.try_write(MAXIMUM - 1)?)
+    }
+
+    /// Writes a unit when there is room.
+    fn write(&self, by_poll: bool) -> Result<usize> {
+        let counter = &self.counter;
+        if !by_poll {
+            return Ok(counter.write(1).map(|()| 0)?);
+        }
+        loop {
+            poll(&mut [PollFd::new(counter, Events::OUT)], Timeout::NEVER)?;
+            match counter.try_write(1) {
+                Err(Errno::AGAIN) => {}
+                other => return Ok(other.map(|()| 0)?),
+            }
+        }
     }
 }
 
-/// Receives units until `received`, which another process may add to, is `expected`. Then a last unit is sent, for
-/// one that still waits.
-fn receiver(
-    channel: Arc<Channel>,
-    received: Arc<Mapped<AtomicUsize>>,
-    expected: usize,
-    rng: &mut Rng,
-) -> Call {
-    // A blocking read sleeps on a word of the counter, all others on its notifiers.
-    let way = match rng.bool() {
-        true => Way::Read,
-        false => Way::any_across(rng),
-    };
-    let (seed, is_new) = (rng.u64(..), rng.usize(..4) == 0);
-    let looks = [0, 500][rng.usize(..2)];
-    // Made where the call is made: a process does not use the sets of its parent.
-    let kept = Mutex::new(None);
-    call(move |_| {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_new {
+/// How a thread receives units.
+struct Receiver {
+    way: Way,
+    seed: u64,
+    /// Whether it waits on objects of its own each time.
+    is_new: bool,
+    looks: usize,
+    /// Made where the call is made: a process does not use the sets of its parent.
+    kept: Mutex<Option<Waiting>>,
+}
+
+impl Receiver {
+    fn any(rng: &mut Rng) -> Self {
+        Receiver {
+            // A blocking read sleeps on a word of the counter, all others on its notifiers.
+            way: match rng.bool() {
+                true => Way::Read,
+                false => Way::any_across(rng),
+            },
+            seed: rng.u64(..),
+            is_new: rng.usize(..4) == 0,
+            looks: [0, 500][rng.usize(..2)],
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Receives units until all that were received, also by other processes, are `expected`. Then a last unit is sent,
+    /// for one that still waits.
+    fn receive(&self, from: &Counter, expected: usize) -> Result<usize> {
+        let mut kept = lock(&self.kept);
+        if self.is_new {
             *kept = None;
         }
         let waiting = match &*kept {
             Some(waiting) => waiting,
-            None => kept.insert(Waiting::of(
-                way,
-                channel.clone(),
-                &mut Rng::with_seed(seed),
-            )?),
+            None => {
+                let mut rng = Rng::with_seed(self.seed);
+                kept.insert(Waiting::of(self.way, from.channel.clone(), &mut rng)?)
+            }
         };
-        while received.load(Ordering::SeqCst) < expected {
+        while from.received.load(Ordering::SeqCst) < expected {
             let looked = || waiting.look().transpose();
-            let found = (0..looks).find_map(|_| looked());
+            let found = (0..self.looks).find_map(|_| looked());
             let units = found.unwrap_or_else(|| waiting.receive())?;
-            let before = received.fetch_add(units, Ordering::SeqCst);
+            let before = from.received.fetch_add(units, Ordering::SeqCst);
             if before < expected && before + units >= expected {
-                channel.send(1);
+                from.channel.send(1);
             }
         }
         Ok(0)
-    })
+    }
 }
 
 /// One or two threads wait for units that one or two others send.
 fn waiting(rng: &mut Rng) -> Result<Race> {
-    let (channel, _) = shared(rng)?;
-    let received = Arc::new(Mapped::new(AtomicUsize::new(0))?);
     let (units, senders, receivers) = (rng.usize(1..=4), rng.usize(1..=2), rng.usize(1..=2));
     let pauses = rng.bool();
-    let send = |channel: Arc<Channel>| {
-        call(move |rng| {
-            for _ in 0..units {
-                channel.send(1);
-                match pauses {
-                    true => pause(rng),
-                    false => lockstep::pause(rng),
-                }
-            }
-            Ok(0)
-        })
-    };
     let name = format!("{receivers} wait for {units} units of each of {senders}");
-    let mut others = Vec::new();
+    let mut draft = race(name, Counter::any(rng)?).calls(senders, move |shared, rng| {
+        for _ in 0..units {
+            shared.channel.send(1);
+            match pauses {
+                true => pause(rng),
+                false => lockstep::pause(rng),
+            }
+        }
+        Ok(0)
+    });
     for _ in 0..receivers {
-        others.push(receiver(
-            channel.clone(),
-            received.clone(),
-            units * senders,
-            rng,
-        ));
+        let receiver = Receiver::any(rng);
+        draft = draft.call(move |shared, _| receiver.receive(shared, units * senders));
     }
-    for _ in 1..senders {
-        others.push(send(channel.clone()));
-    }
-    Ok(race(name, send(channel.clone()), others, rng, move |_| {
-        received.store(0, Ordering::SeqCst);
-        channel.drain();
+    Ok(draft.in_processes(rng).settle(|shared, _| {
+        shared.received.store(0, Ordering::SeqCst);
+        shared.channel.drain();
         Ok(())
     }))
 }
 
 /// All change one counter, and no change is lost.
 fn contended(rng: &mut Rng) -> Result<Race> {
-    let (channel, counter) = shared(rng)?;
     let most = [2, 8, 40][rng.usize(..3)];
-    let change = || {
-        let (channel, counter) = (channel.clone(), counter.clone());
-        call(move |rng| {
+    Ok(race("changes of one counter", Counter::any(rng)?)
+        .calls(1 + rng.usize(1..=2), move |shared, rng| {
             let mut balance = 0_usize;
             for _ in 0..rng.usize(1..most) {
                 match rng.usize(..6) {
-                    0 => balance = balance.wrapping_sub(channel.receive() as usize),
-                    1 => counter.set_maximum(rng.u64(1_000_000..2_000_000))?,
-                    _ => balance = balance.wrapping_add(channel.send(1) as usize),
+                    0 => balance = balance.wrapping_sub(shared.channel.receive() as usize),
+                    1 => shared.counter.set_maximum(rng.u64(1_000_000..2_000_000))?,
+                    _ => balance = balance.wrapping_add(send(&shared.channel)?),
                 }
             }
             Ok(balance)
         })
-    };
-    let others = (0..rng.usize(1..=2)).map(|_| change()).collect();
-    let name = "changes of one counter".to_owned();
-    let first = change();
-    Ok(race(name, first, others, rng, move |balances| {
-        let expected = balances
-            .iter()
-            .fold(0_usize, |sum, one| sum.wrapping_add(*one));
-        let left = channel.drain() as usize;
-        ensure!(left == expected, "{left} units are left of {expected}");
-        Ok(())
-    }))
-}
-
-/// Writes a unit when there is room.
-fn writer(counter: EventFd, rng: &mut Rng) -> Call {
-    let by_poll = rng.bool();
-    call(move |_| {
-        if !by_poll {
-            return Ok(counter.write(1).map(|()| 0)?);
-        }
-        loop {
-            poll(&mut [PollFd::new(&counter, Events::OUT)], Timeout::NEVER)?;
-            match counter.try_write(1) {
-                Err(Errno::AGAIN) => {}
-                other => return Ok(other.map(|()| 0)?),
-            }
-        }
-    })
-}
-
-/// Makes a counter full again.
-fn fill(counter: &EventFd) -> Result<()> {
-    let _ = counter.try_read();
-    counter.set_maximum(MAXIMUM)?;
-    Ok(counter.try_write(MAXIMUM - 1)?)
+        .in_processes(rng)
+        .settle(|shared, balances| {
+            let expected = balances
+                .iter()
+                .fold(0_usize, |sum, one| sum.wrapping_add(*one));
+            let left = shared.channel.drain() as usize;
+            ensure!(left == expected, "{left} units are left of {expected}");
+            Ok(())
+        }))
 }
 
 /// One or two wait for room, which a read or a higher maximum makes.
 fn room(rng: &mut Rng) -> Result<Race> {
-    let counter = full()?;
     let (raises, writers) = (rng.bool(), rng.usize(1..=2));
-    let others = (0..writers).map(|_| writer(counter.clone(), rng)).collect();
     let name = format!("{writers} wait for room, by a maximum: {raises}");
-    let opener = counter.clone();
-    let first = call(move |_| {
+    let mut draft = race(name, Counter::full()?).call(move |shared, _| {
         match raises {
-            true => opener.set_maximum(2 * MAXIMUM)?,
-            false => drop(opener.try_read()?),
+            true => shared.counter.set_maximum(2 * MAXIMUM)?,
+            false => drop(shared.counter.try_read()?),
         }
         Ok(0)
     });
-    Ok(race(name, first, others, rng, move |_| fill(&counter)))
+    for _ in 0..writers {
+        let by_poll = rng.bool();
+        draft = draft.call(move |shared, _| shared.write(by_poll));
+    }
+    Ok(draft.in_processes(rng).settle(|shared, _| shared.fill()))
 }
 
 /// A process is killed in the middle of a write or a read that others wait for. If it has not changed the counter,
 /// the leader does that.
 fn killed_beside_sleepers(rng: &mut Rng) -> Result<Race> {
     let reads = rng.usize(..3) == 0;
-    let (channel, counter) = match reads {
-        true => {
-            let counter = full()?;
-            (Arc::new(Channel::Counter(counter.clone())), counter)
-        }
-        false => shared(rng)?,
+    let shared = match reads {
+        true => Counter::full()?,
+        false => Counter::any(rng)?,
     };
-    let received = Arc::new(Mapped::new(AtomicUsize::new(0))?);
     let count = rng.usize(1..=2);
-    let mut others = Vec::new();
-    for _ in 0..count {
-        others.push(match reads {
-            true => writer(counter.clone(), rng),
-            false => receiver(channel.clone(), received.clone(), 1, rng),
-        });
-    }
     let name = format!("{count} wait for a process that is killed, for room: {reads}");
-    let (victim, most) = (counter.clone(), AtomicUsize::new(500));
-    let first = call(move |rng| {
+    let most = AtomicUsize::new(500);
+    let mut draft = race(name, shared).call(move |shared, rng| {
+        let counter = &shared.counter;
         let step = || match reads {
-            true => drop(victim.try_read()),
-            false => drop(victim.try_write(1)),
+            true => drop(counter.try_read()),
+            false => drop(counter.try_write(1)),
         };
-        Child::kill(&victim, step, &most, rng)?;
-        let (is_ready, key) = (file(&victim), if reads { Events::OUT } else { Events::IN });
-        if !is_ready.is_ready(key) {
+        Child::kill(counter, step, &most, rng)?;
+        let key = if reads { Events::OUT } else { Events::IN };
+        if !file(counter).is_ready(key) {
             step();
         }
         Ok(0)
     });
-    Ok(race(name, first, others, rng, move |_| {
-        received.store(0, Ordering::SeqCst);
+    for _ in 0..count {
+        let (by_poll, receiver) = (rng.bool(), Receiver::any(rng));
+        draft = draft.call(move |shared, _| match reads {
+            true => shared.write(by_poll),
+            false => receiver.receive(shared, 1),
+        });
+    }
+    Ok(draft.in_processes(rng).settle(move |shared, _| {
+        shared.received.store(0, Ordering::SeqCst);
         match reads {
-            true => fill(&counter)?,
-            false => drop(channel.drain()),
+            true => shared.fill()?,
+            false => drop(shared.channel.drain()),
         }
         Ok(())
     }))
@@ -451,54 +440,59 @@ fn killed_beside_sleepers(rng: &mut Rng) -> Result<Race> {
 fn killed_beside_calls(rng: &mut Rng) -> Result<Race> {
     /// Each of the others adds so many at once. The process adds 1, or nothing.
     const UNITS: u64 = 10;
-    let counter = EventFd::shared(0, EventFdFlags::empty())?;
-    let is_killed = Arc::new(Mapped::new(AtomicBool::new(false))?);
-    let start = Arc::new(Mapped::new(Barrier::new(2))?);
+    struct Killed {
+        counter: EventFd,
+        is_killed: Mapped<AtomicBool>,
+        start: Mapped<Barrier>,
+    }
+    let killed = Killed {
+        counter: EventFd::shared(0, EventFdFlags::empty())?,
+        is_killed: Mapped::new(AtomicBool::new(false))?,
+        start: Mapped::new(Barrier::new(2))?,
+    };
     let (changes, is_late) = (rng.bool(), rng.bool());
-    let add = || {
-        let (counter, is_killed, start) = (counter.clone(), is_killed.clone(), start.clone());
-        call(move |rng| {
+    let name = format!("calls beside a process that is killed, late: {is_late}");
+    let most = AtomicUsize::new(500);
+    Ok(race(name, killed)
+        .call(move |killed, rng| {
+            let step = || match changes {
+                true => drop(killed.counter.try_write(1)),
+                false => drop(killed.counter.maximum()),
+            };
+            Child::kill(&killed.counter, step, &most, rng)?;
+            killed.is_killed.store(true, Ordering::SeqCst);
+            // The others have the processors for themselves.
+            thread::sleep(Duration::from_micros(200));
+            Ok(0)
+        })
+        .calls(2, move |killed, rng| {
             let mut added = 0;
             if is_late {
-                while !is_killed.load(Ordering::SeqCst) {
+                while !killed.is_killed.load(Ordering::SeqCst) {
                     thread::sleep(Duration::from_micros(50));
                 }
-                start.meet();
+                killed.start.meet();
                 lockstep::pause(rng);
             }
             loop {
-                counter.try_write(UNITS)?;
+                killed.counter.try_write(UNITS)?;
                 added += 1;
-                if is_killed.load(Ordering::SeqCst) {
+                if killed.is_killed.load(Ordering::SeqCst) {
                     return Ok(added);
                 }
                 // The process that is stepped gets to run.
                 thread::sleep(Duration::from_micros(rng.u64(..50)));
             }
         })
-    };
-    let others = vec![add(), add()];
-    let name = format!("calls beside a process that is killed, late: {is_late}");
-    let (victim, flag, most) = (counter.clone(), is_killed.clone(), AtomicUsize::new(500));
-    let first = call(move |rng| {
-        let step = || match changes {
-            true => drop(victim.try_write(1)),
-            false => drop(victim.maximum()),
-        };
-        Child::kill(&victim, step, &most, rng)?;
-        flag.store(true, Ordering::SeqCst);
-        // The others have the processors for themselves.
-        thread::sleep(Duration::from_micros(200));
-        Ok(0)
-    });
-    Ok(race(name, first, others, rng, move |added| {
-        let count = counter.try_read().unwrap_or(0);
-        let expected = added.iter().sum::<usize>() as u64 * UNITS;
-        ensure!(
-            count == expected || count == expected + 1,
-            "{count} units are left of {expected}"
-        );
-        is_killed.store(false, Ordering::SeqCst);
-        Ok(())
-    }))
+        .in_processes(rng)
+        .settle(|killed, added| {
+            let count = killed.counter.try_read().unwrap_or(0);
+            let expected = added.iter().sum::<usize>() as u64 * UNITS;
+            ensure!(
+                count == expected || count == expected + 1,
+                "{count} units are left of {expected}"
+            );
+            killed.is_killed.store(false, Ordering::SeqCst);
+            Ok(())
+        }))
 }

@@ -9,7 +9,7 @@ use upoll::{
     CreateFlags, Epoll, EventFd, Events, File, PollTable, Pollable, Source, WaitQueue, Watch,
 };
 
-use super::{Call, LEVEL, Maker, Race, call, lock, writes};
+use super::{Draft, LEVEL, Maker, Race, lock, pause, race, write};
 
 pub(super) const RACES: &[Maker] = &[two_wakes, left_wake, left_wakes, dropped_callbacks];
 
@@ -62,30 +62,24 @@ fn two_wakes(_: &mut Rng) -> Result<Race> {
         let workers = TwoWorkers::new(&counter)?;
         Ok((counter, workers))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let counter = |world: &Mutex<(EventFd, TwoWorkers)>| lock(world).0.clone();
-    let write = || {
-        let world = world.clone();
-        writes(move || counter(&world))
-    };
-    let held = world.clone();
-    let calls = vec![
-        write(),
-        write(),
-        call(move |rng| {
-            let counter = counter(&held);
+    Ok(race("two wakes for two workers", Mutex::new(make()?))
+        .calls(2, |objects, rng| {
+            let counter = lock(objects).0.clone();
+            write(&counter, rng)
+        })
+        .call(|objects, rng| {
+            let counter = lock(objects).0.clone();
             for _ in 0..rng.usize(1..4) {
                 drop(Watch::new(&counter, Events::IN, |_| {})?);
             }
             Ok(0)
-        }),
-    ];
-    Ok(Race::new("two wakes for two workers", calls, move |_| {
-        let mut world = lock(&world);
-        world.1.check()?;
-        *world = make()?;
-        Ok(())
-    }))
+        })
+        .settle(move |objects, _| {
+            let mut objects = lock(objects);
+            objects.1.check()?;
+            *objects = make()?;
+            Ok(())
+        }))
 }
 
 /// An object with so many callbacks that a wake holds the lock of the queue for long. They want other events than
@@ -97,6 +91,9 @@ struct Crowded {
 
 const CROWD: usize = 2_000;
 
+/// A crowded object, its callbacks, and what else a race has.
+type Crowd<T> = (File<Crowded>, Vec<Watch>, T);
+
 impl Pollable for Crowded {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
@@ -107,47 +104,42 @@ impl Pollable for Crowded {
     }
 }
 
-fn crowded() -> Result<(File<Crowded>, Vec<Watch>)> {
+/// Begins a race in which the object is woken that often, while another wake holds the lock of the queue. `watch` makes
+/// what else the race has.
+fn wakes_beside_a_long_one<T: Send + Sync + 'static>(
+    name: &str,
+    wakes: usize,
+    watch: impl FnOnce(&File<Crowded>) -> Result<T>,
+) -> Result<Draft<Crowd<T>>> {
     let object = File::new(Crowded {
         is_ready: AtomicBool::new(false),
         queue: WaitQueue::new(),
     });
     let callback = |_| Ok(Watch::new(&object, Events::PRI, |_| {})?.0);
     let crowd = (0..CROWD).map(callback).collect::<Result<_>>()?;
-    Ok((object, crowd))
-}
-
-/// Wakes the object as often as it is told, while another wake holds the lock of the queue.
-fn wakes_beside_a_long_one(object: &File<Crowded>, crowd: Vec<Watch>, wakes: usize) -> Vec<Call> {
-    let (written, walked) = (object.clone(), object.clone());
-    vec![
-        call(move |rng| {
+    let watching = watch(&object)?;
+    Ok(race(name, (object, crowd, watching))
+        .call(move |(object, ..), rng| {
             for _ in 0..wakes {
-                super::pause(rng);
-                written.is_ready.store(true, Ordering::Release);
-                written.queue.wake(Events::IN);
+                pause(rng);
+                object.is_ready.store(true, Ordering::Release);
+                object.queue.wake(Events::IN);
             }
             Ok(0)
-        }),
-        call(move |_| {
-            let _keep = &crowd;
-            Ok(walked.queue.wake(Events::RDBAND))
-        }),
-    ]
+        })
+        .call(|(object, ..), _| Ok(object.queue.wake(Events::RDBAND))))
 }
 
 /// A wake finds the lock of a queue held, perhaps for its last instructions: a callback is called.
 fn left_wake(_: &mut Rng) -> Result<Race> {
-    let (object, crowd) = crowded()?;
     let told = Arc::new(AtomicUsize::new(0));
     let heard = told.clone();
     let count = move |_| {
         heard.fetch_add(1, Ordering::SeqCst);
     };
-    let (watch, _) = Watch::new(&object, Events::IN, count)?;
-    let calls = wakes_beside_a_long_one(&object, crowd, 1);
-    Ok(Race::new("a wake beside a long one", calls, move |_| {
-        let _open = (&watch, &object);
+    let watch = |object: &File<Crowded>| Ok(Watch::new(object, Events::IN, count)?.0);
+    let draft = wakes_beside_a_long_one("a wake beside a long one", 1, watch)?;
+    Ok(draft.settle(move |_, _| {
         let times = told.swap(0, Ordering::SeqCst);
         ensure!(times > 0, "a callback is not called");
         Ok(())
@@ -156,14 +148,13 @@ fn left_wake(_: &mut Rng) -> Result<Race> {
 
 /// Two wakes find the lock of a queue held: two workers learn of them.
 fn left_wakes(_: &mut Rng) -> Result<Race> {
-    let (object, crowd) = crowded()?;
-    let calls = wakes_beside_a_long_one(&object, crowd, 2);
-    let workers = Mutex::new(TwoWorkers::new(&object)?);
-    Ok(Race::new("two wakes beside a long one", calls, move |_| {
-        let mut workers = lock(&workers);
+    let workers = |object: &File<Crowded>| Ok(Mutex::new(TwoWorkers::new(object)?));
+    let draft = wakes_beside_a_long_one("two wakes beside a long one", 2, workers)?;
+    Ok(draft.settle(|(object, _, workers), _| {
+        let mut workers = lock(workers);
         workers.check()?;
         object.is_ready.store(false, Ordering::Release);
-        *workers = TwoWorkers::new(&object)?;
+        *workers = TwoWorkers::new(object)?;
         Ok(())
     }))
 }
@@ -192,28 +183,25 @@ fn dropped_callbacks(_: &mut Rng) -> Result<Race> {
         let callbacks = (0..CALLBACKS).map(callback).collect::<Result<_>>()?;
         Ok((counter, callbacks))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let (written, left) = (world.clone(), world.clone());
-    let calls: Vec<Call> = vec![
-        writes(move || lock(&written).0.clone()),
-        call(move |rng| {
-            let callbacks = std::mem::take(&mut lock(&left).1);
-            super::pause(rng);
+    let name = "callbacks are dropped beside a write";
+    Ok(race(name, Mutex::new(make()?))
+        .call(|objects, rng| {
+            let counter = lock(objects).0.clone();
+            write(&counter, rng)
+        })
+        .call(|objects, rng| {
+            let callbacks = std::mem::take(&mut lock(objects).1);
+            pause(rng);
             for (watch, is_dropped) in callbacks.into_iter().rev() {
                 drop(watch);
                 is_dropped.store(true, Ordering::SeqCst);
             }
             Ok(0)
-        }),
-    ];
-    Ok(Race::new(
-        "callbacks are dropped beside a write",
-        calls,
-        move |_| {
+        })
+        .settle(move |objects, _| {
             let is_late = is_late.load(Ordering::SeqCst);
             ensure!(!is_late, "a callback is called after its watch was dropped");
-            *lock(&world) = make()?;
+            *lock(objects) = make()?;
             Ok(())
-        },
-    ))
+        }))
 }

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use fastrand::Rng;
 use upoll::{CreateFlags, Epoll, EventFd, EventFdFlags, Events, Readiness};
 
-use super::{EDGE, LEVEL, Maker, Race, call, lock, writes};
+use super::{EDGE, LEVEL, Maker, Race, lock, pause, race, write};
 
 pub(super) const RACES: &[Maker] = &[two_tasks, many_tasks, dropped_tasks];
 
@@ -29,7 +29,7 @@ impl Wake for Unpark {
 }
 
 /// Runs a future to its end on the calling thread.
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     let unpark = Arc::new(Unpark {
         thread: thread::current(),
         is_woken: AtomicBool::new(false),
@@ -52,19 +52,16 @@ fn two_tasks(rng: &mut Rng) -> Result<Race> {
     let rotating = Epoll::create(CreateFlags::ROTATE)?;
     rotating.add(&semaphore, LEVEL)?;
     let takes_turns = rng.bool();
-    let written = semaphore.clone();
-    let mut calls = vec![call(move |rng| {
-        written.try_write(1)?;
-        super::pause(rng);
-        written.try_write(1)?;
-        Ok(0)
-    })];
-    for _ in 0..2 {
-        let (semaphore, rotating) = (semaphore.clone(), rotating.clone());
-        calls.push(call(move |_| {
+    let name = format!("two tasks take a unit each, in turn: {takes_turns}");
+    Ok(race(name, (semaphore, rotating))
+        .call(|(semaphore, _), rng| {
+            semaphore.try_write(1)?;
+            write(semaphore, rng)
+        })
+        .calls(2, move |(semaphore, rotating), _| {
             let ready = match takes_turns {
-                true => Readiness::exclusive(&rotating, Events::IN)?,
-                false => Readiness::exclusive(&semaphore, Events::IN)?,
+                true => Readiness::exclusive(rotating, Events::IN)?,
+                false => Readiness::exclusive(semaphore, Events::IN)?,
             };
             let mut ready = pin!(ready);
             block_on(async {
@@ -76,18 +73,16 @@ fn two_tasks(rng: &mut Rng) -> Result<Race> {
                 }
             });
             Ok(1)
-        }));
-    }
-    let name = format!("two tasks take a unit each, in turn: {takes_turns}");
-    Ok(Race::new(name, calls, move |_| {
-        ensure!(semaphore.try_read().is_err(), "a unit more");
-        Ok(())
-    }))
+        })
+        .settle(|(semaphore, _), _| {
+            ensure!(semaphore.try_read().is_err(), "a unit more");
+            Ok(())
+        }))
 }
 
 /// Counts its calls.
 #[derive(Default)]
-struct Count(AtomicUsize);
+pub(super) struct Count(pub(super) AtomicUsize);
 
 impl Wake for Count {
     fn wake(self: Arc<Self>) {
@@ -125,25 +120,23 @@ fn many_tasks(_: &mut Rng) -> Result<Race> {
         let sets = (0..SETS).map(set).collect::<Result<_>>()?;
         Ok((counters, sets))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let write = |which: usize| {
-        let world = world.clone();
-        writes(move || lock(&world).0[which].clone())
+    let write = |objects: &Mutex<World>, which: usize, rng: &mut Rng| {
+        let counter = lock(objects).0[which].clone();
+        write(&counter, rng)
     };
-    let calls = vec![write(0), write(1)];
-    Ok(Race::new(
-        "two events for two tasks of many sets",
-        calls,
-        move |_| {
-            let mut world = lock(&world);
-            let tasks = world.1.iter().flat_map(|(_, tasks)| tasks);
+    let name = "two events for two tasks of many sets";
+    Ok(race(name, Mutex::new(make()?))
+        .call(move |objects, rng| write(objects, 0, rng))
+        .call(move |objects, rng| write(objects, 1, rng))
+        .settle(move |objects, _| {
+            let mut objects = lock(objects);
+            let tasks = objects.1.iter().flat_map(|(_, tasks)| tasks);
             let woken = |(_, woken): &&Task| woken.0.load(Ordering::SeqCst) > 0;
             let count = tasks.filter(woken).count();
             ensure!(count == 2 * SETS, "{count} of {} tasks woken", 2 * SETS);
-            *world = make()?;
+            *objects = make()?;
             Ok(())
-        },
-    ))
+        }))
 }
 
 /// Tasks end while a write wakes them. Whether one is woken is all the same; none is used after its end.
@@ -154,19 +147,19 @@ fn dropped_tasks(_: &mut Rng) -> Result<Race> {
         let tasks = (0..SETS).map(task).collect::<Result<_>>()?;
         Ok((counter, tasks))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let (written, left) = (world.clone(), world.clone());
-    let calls = vec![
-        writes(move || lock(&written).0.clone()),
-        call(move |rng| {
-            let tasks = std::mem::take(&mut lock(&left).1);
-            super::pause(rng);
+    Ok(race("tasks end beside a write", Mutex::new(make()?))
+        .call(|objects, rng| {
+            let counter = lock(objects).0.clone();
+            write(&counter, rng)
+        })
+        .call(|objects, rng| {
+            let tasks = std::mem::take(&mut lock(objects).1);
+            pause(rng);
             drop(tasks);
             Ok(0)
-        }),
-    ];
-    Ok(Race::new("tasks end beside a write", calls, move |_| {
-        *lock(&world) = make()?;
-        Ok(())
-    }))
+        })
+        .settle(move |objects, _| {
+            *lock(objects) = make()?;
+            Ok(())
+        }))
 }
