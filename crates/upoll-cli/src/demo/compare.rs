@@ -3,6 +3,12 @@
 //! All servers run from the beginning; those without load sleep. The load comes in rounds. Each
 //! round loads each way once, in another order each time, so that a machine that becomes slower or
 //! faster during the run favours no way.
+//!
+//! # Processors
+//! The client has the first half of the processors, and the workers have the others. Without that a worker
+//! that is woken may take the client's processor. A response is there some 40 us after its request
+//! began, and then waits until the client has gone through the others that are in flight. So the latencies, and the
+//! rate, would show how often the scheduler puts a worker beside the client.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use libc::c_int;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use signal_hook::iterator::Signals;
 
 use super::load::{Client, Load, Outcome};
@@ -57,9 +64,10 @@ impl Comparison {
     /// Runs the comparison to its end, or until a signal comes.
     pub(super) fn run(&self, signals: &mut Signals) -> anyhow::Result<Report> {
         let mut contenders = Vec::new();
+        let halves = Halves::of(&allowed_processors());
         for &way in &self.ways {
             let address = SocketAddr::from(([127, 0, 0, 1], 0));
-            let server = Server::start(way, address, self.workers)?;
+            let server = Server::start(way, address, self.workers, &halves.of_workers)?;
             contenders.push(Contender {
                 way,
                 server,
@@ -85,7 +93,8 @@ impl Comparison {
                     stop: &stop,
                 };
                 let begun = Instant::now();
-                ended_by = self.send(&load, &mut contender.outcome, signals, &bar)?;
+                let outcome = &mut contender.outcome;
+                ended_by = self.send(&load, &halves.of_client, outcome, signals, &bar)?;
                 contender.took += begun.elapsed();
                 if ended_by.is_some() {
                     break 'rounds;
@@ -119,6 +128,7 @@ impl Comparison {
     fn send(
         &self,
         load: &Load<'_>,
+        processors: &CpuSet,
         outcome: &mut Outcome,
         signals: &mut Signals,
         bar: &ProgressBar,
@@ -132,6 +142,7 @@ impl Comparison {
                 let connections = share(number + 1) - share(number);
                 let ended = ended.clone();
                 scope.spawn(move || {
+                    run_on(processors);
                     let result = Client::new(load, connections).and_then(Client::run);
                     // The receiver is gone if another client has failed.
                     let _ = ended.send(result);
@@ -163,9 +174,74 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// The processors that the two sides of a comparison run on.
+struct Halves {
+    of_client: CpuSet,
+    of_workers: CpuSet,
+}
+
+impl Halves {
+    /// Both sides have all processors if there is only one.
+    fn of(all: &CpuSet) -> Self {
+        let (mut of_client, mut of_workers) = (*all, *all);
+        let half = all.count() as usize / 2;
+        if half > 0 {
+            let numbers = (0..CpuSet::MAX_CPU).filter(|&number| all.is_set(number));
+            for (place, number) in numbers.enumerate() {
+                let side = if place < half {
+                    &mut of_workers
+                } else {
+                    &mut of_client
+                };
+                side.unset(number);
+            }
+        }
+        Halves {
+            of_client,
+            of_workers,
+        }
+    }
+}
+
+/// Returns the processors that the process may run on; none if there are more than the kernel tells of.
+pub(super) fn allowed_processors() -> CpuSet {
+    sched_getaffinity(None).unwrap_or_default()
+}
+
+/// Binds the calling thread to these processors. If the kernel refuses, it runs on all, and the comparison is less
+/// exact.
+pub(super) fn run_on(processors: &CpuSet) {
+    let _ = sched_setaffinity(None, processors);
+}
+
 /// The bar goes to standard error, and only if that is a terminal.
 fn progress_bar(requests: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:16} {wide_bar} {pos}/{len}, {eta} to go")
         .expect("the template is well-formed");
     ProgressBar::new(requests).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::CpuSet;
+
+    use super::Halves;
+
+    fn numbers(of: &CpuSet) -> Vec<usize> {
+        (0..CpuSet::MAX_CPU).filter(|&cpu| of.is_set(cpu)).collect()
+    }
+
+    #[test]
+    fn client_and_workers_share_no_processor_unless_there_is_only_one() {
+        let halves = |all: &[usize]| {
+            let mut set = CpuSet::new();
+            all.iter().for_each(|&cpu| set.set(cpu));
+            let halves = Halves::of(&set);
+            (numbers(&halves.of_client), numbers(&halves.of_workers))
+        };
+        assert_eq!(halves(&[2, 5, 7]), (vec![2], vec![5, 7]));
+        assert_eq!(halves(&[0, 1]), (vec![0], vec![1]));
+        assert_eq!(halves(&[3]), (vec![3], vec![3]));
+        assert_eq!(halves(&[]), (vec![], vec![]));
+    }
 }

@@ -131,7 +131,9 @@ impl Options {
         let way = self.way.first().copied().unwrap_or(Way::Rotating);
         let for_what = format!("{} workers", self.workers);
         descriptors::allow(self.descriptors_of_a_server(), &for_what)?;
-        let server = Server::start(way, address, self.workers())?;
+        // The client runs elsewhere.
+        let processors = compare::allowed_processors();
+        let server = Server::start(way, address, self.workers(), &processors)?;
         Ok((way, server))
     }
 
@@ -175,7 +177,7 @@ impl Options {
             return Ok(output::print(format_args!("{json}\n"))?);
         }
         let mut text = format!(
-            "{} requests each way, {} at a time, a connection for each; {} workers on {} processors\n{}\n",
+            "{} requests each way, {} at a time, a connection for each; {} workers; {} processors\n{}\n",
             report.requests,
             report.connections,
             report.workers,

@@ -7,7 +7,9 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::thread::CpuSet;
 
+use super::compare::run_on;
 use super::ways::{Bell, KernelSet, TurnSet, Way, WorkerSet};
 use super::worker::{Counts, Worker};
 
@@ -29,8 +31,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Listens on `address` and starts the workers.
-    pub(super) fn start(way: Way, address: SocketAddr, workers: usize) -> anyhow::Result<Self> {
+    /// Listens on `address` and starts the workers, which run on `processors`.
+    pub(super) fn start(
+        way: Way,
+        address: SocketAddr,
+        workers: usize,
+        processors: &CpuSet,
+    ) -> anyhow::Result<Self> {
         let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
         let mut server = Server {
             address: listener.local_addr()?,
@@ -38,20 +45,28 @@ impl Server {
             workers: Vec::new(),
         };
         server
-            .staff(way, workers, &Arc::new(listener))
+            .staff(way, workers, processors, &Arc::new(listener))
             .with_context(|| format!("cannot start {workers} workers"))?;
         Ok(server)
     }
 
-    fn staff(&mut self, way: Way, workers: usize, listener: &Arc<TcpListener>) -> io::Result<()> {
+    fn staff(
+        &mut self,
+        way: Way,
+        workers: usize,
+        processors: &CpuSet,
+        listener: &Arc<TcpListener>,
+    ) -> io::Result<()> {
         match way {
             Way::Stock | Way::Exclusive => {
                 let exclusive = way == Way::Exclusive;
-                self.employ(workers, listener, || KernelSet::new(listener, exclusive))
+                self.employ(workers, processors, listener, || {
+                    KernelSet::new(listener, exclusive)
+                })
             }
             Way::Rotating => {
                 let turns = TurnSet::turns(listener)?;
-                self.employ(workers, listener, || TurnSet::new(&turns))
+                self.employ(workers, processors, listener, || TurnSet::new(&turns))
             }
         }
     }
@@ -60,6 +75,7 @@ impl Server {
     fn employ<S: WorkerSet>(
         &mut self,
         workers: usize,
+        processors: &CpuSet,
         listener: &Arc<TcpListener>,
         make_set: impl Fn() -> io::Result<(S, Bell)>,
     ) -> io::Result<()> {
@@ -69,7 +85,9 @@ impl Server {
         for (number, (set, bell)) in sets.into_iter().enumerate() {
             let worker = Worker::new(set, listener.clone());
             let name = format!("worker {number}");
+            let processors = *processors;
             let work = move || {
+                run_on(&processors);
                 let ended = worker.run();
                 if let Err(error) = &ended {
                     eprintln!("worker {number} gives up: {error}");

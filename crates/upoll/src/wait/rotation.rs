@@ -742,6 +742,36 @@ mod tests {
     }
 
     #[test]
+    fn a_waiter_that_was_ahead_leaves_as_many_events_to_one_that_was_woken_and_did_not_run() {
+        for slack in [0, 4] {
+            const AHEAD: u32 = 100;
+            let two = Two::with_slack(slack);
+            // The first one without slack is a turn like that of one that comes back.
+            for _ in 0..slack.max(1) {
+                assert!(two.takes(0, Ask::WithinSlack));
+            }
+            assert!(!two.takes(0, Ask::WithinSlack));
+            // Woken, and it does not run: no event waits for it.
+            for _ in 0..AHEAD {
+                assert!(two.takes(0, Ask::WithinSlack));
+            }
+            assert_eq!(two.wakes(1), 1);
+            let comes = || {
+                let deferred = &mut Deferred::new();
+                // SAFETY: the queue is alive.
+                unsafe { two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred) };
+            };
+            comes();
+            for _ in 0..AHEAD {
+                assert!(!two.takes(0, Ask::WithinSlack));
+                comes();
+            }
+            assert_eq!(two.wakes(1), 1 + AHEAD);
+            assert!(two.takes(0, Ask::WithinSlack));
+        }
+    }
+
+    #[test]
     fn without_slack_a_chosen_waiter_leaves_its_second_turn_to_the_next_one() {
         let two = Two::with_slack(0);
         assert!(!two.has_slack(0));
