@@ -1,5 +1,5 @@
 /* SIGPIPE is raised like the kernel's, with the same siginfo_t, also in a blocked write that has
- * written a part when the last reader closes. */
+ * written a part when the last reader closes. A send that waits for room when sending is shut down raises none. */
 #include "check.h"
 #include <sys/syscall.h>
 
@@ -70,8 +70,58 @@ static void is_broken_midway(void *(*how)(void *), int expected)
 	CHECK(close(ends[1]) == 0);
 }
 
+static volatile int sender_thread;
+
+static ssize_t sends(int how)
+{
+	struct iovec list[2] = {{bytes, 1000}, {bytes, 1000}};
+	struct msghdr message;
+	memset(&message, 0, sizeof message);
+	message.msg_iov = list, message.msg_iovlen = 2;
+	switch (how) {
+	case 0:
+		return write(ends[0], bytes, 1000);
+	case 1:
+		return writev(ends[0], list, 2);
+	case 2:
+		return send(ends[0], bytes, 1000, 0);
+	default:
+		return sendmsg(ends[0], &message, 0);
+	}
+}
+
+static void *sends_in_thread(void *how)
+{
+	sender_thread = (int)syscall(SYS_gettid);
+	FAILS(sends((int)(intptr_t)how), EPIPE);
+	return NULL;
+}
+
+static void is_shut_down_midway(int how, int by_the_peer)
+{
+	pthread_t thread;
+	raised = sender_thread = 0;
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	while (send(ends[0], bytes, 1000, MSG_DONTWAIT) > 0)
+		;
+	CHECK(pthread_create(&thread, NULL, sends_in_thread, (void *)(intptr_t)how) == 0);
+	while (sender_thread == 0)
+		sleep_ms(1);
+	sleep_ms(20);
+	wait_until_asleep(sender_thread);
+	CHECK(shutdown(ends[by_the_peer], by_the_peer ? SHUT_RD : SHUT_WR) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(raised == 0);
+	/* A later one raises it. */
+	FAILS(sends(how), EPIPE);
+	has_come();
+	CHECK(raised == 1);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+}
+
 int main(void)
 {
+	int how;
 	struct sigaction action;
 	int pair[2];
 	alarm(200);
@@ -98,6 +148,10 @@ int main(void)
 
 	is_broken_midway(writes, 1);
 	is_broken_midway(writes_vectors, 1);
+	for (how = 0; how < 4; how++) {
+		is_shut_down_midway(how, 0);
+		is_shut_down_midway(how, 1);
+	}
 	signal(SIGPIPE, SIG_IGN);
 	is_handled = 0;
 	is_broken_midway(writes, 0);

@@ -281,8 +281,8 @@ unsafe fn write_again(fd: RawFd, buffer: *const u8, count: usize) -> Result<usiz
             check_writes(object)?;
             object.renew_flags(fd);
             // SAFETY: the caller's contract.
-            let written = or_stale(object, unsafe { write_blocking(object, buffer, count) });
-            is_broken = breaks(object, fd, written, count.min(MOST));
+            let mut written = or_stale(object, unsafe { write_blocking(object, buffer, count) });
+            is_broken = breaks(object, fd, &mut written, count.min(MOST));
             Ok(after_write(object, written?, count.min(MOST), || ()))
         },
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
@@ -315,9 +315,10 @@ fn after_write<R>(
 /// handler may not return.
 ///
 /// Where the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is written. A
-/// socket raises none then, nor does a nonblocking write: it found no room before the reader closed.
-fn breaks(object: &Object, fd: RawFd, written: Result<usize, Errno>, count: usize) -> bool {
-    match written {
+/// socket raises none then, nor does a nonblocking write: it found no room before the reader closed. For the end of a
+/// send that has waited see [`is_raised`].
+fn breaks(object: &Object, fd: RawFd, written: &mut Result<usize, Errno>, count: usize) -> bool {
+    match *written {
         Ok(bytes) => {
             bytes < count
                 && !object.is_stale()
@@ -325,8 +326,18 @@ fn breaks(object: &Object, fd: RawFd, written: Result<usize, Errno>, count: usiz
                 && object.as_file_ref(0).is_ready(Events::ERR)
                 && !object.is_nonblocking(fd)
         }
-        Err(errno) => errno == Errno::PIPE,
+        Err(_) => is_raised(written),
     }
+}
+
+/// Whether a failed write raises `SIGPIPE`. `ESHUTDOWN` becomes `EPIPE` without it: sending on a socket was shut down
+/// while the call waited for room.
+pub(crate) fn is_raised(written: &mut Result<usize, Errno>) -> bool {
+    if *written == Err(Errno::SHUTDOWN) {
+        *written = Err(Errno::PIPE);
+        return false;
+    }
+    *written == Err(Errno::PIPE)
 }
 
 /// Fails with `EAGAIN` if it would have to block. A write that may block midway is left to
@@ -555,8 +566,8 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
             }
             object.renew_flags(fd);
             // SAFETY: as above.
-            let written = or_stale(object, unsafe { writev_to(object, &buffers) });
-            is_broken = breaks(object, fd, written, length(&buffers));
+            let mut written = or_stale(object, unsafe { writev_to(object, &buffers) });
+            is_broken = breaks(object, fd, &mut written, length(&buffers));
             let count = length(&buffers);
             Ok(after_write(object, written?, count, || buffers))
         },

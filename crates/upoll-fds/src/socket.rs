@@ -12,7 +12,7 @@ use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::demote::demote;
-use crate::io::{Buffer, Buffers, LARGEST, MOST, buffers, fillable, length, rest_of};
+use crate::io::{Buffer, Buffers, LARGEST, MOST, buffers, fillable, is_raised, length, rest_of};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_sigpipe;
@@ -72,7 +72,7 @@ pub unsafe fn send(fd: RawFd, bytes: *const u8, count: usize, flags: i32) -> Res
 /// - `EINVAL`: an impossible length of the address. `EFAULT`: it cannot be read. `EISCONN`: there is
 ///   one.
 /// - `EPIPE`: sending is shut down, or the peer closed; `SIGPIPE` was raised before, unless `flags`
-///   holds `MSG_NOSIGNAL`.
+///   holds `MSG_NOSIGNAL` or sending was shut down while the call waited for room.
 /// - `EFAULT`: the bytes cannot be read.
 /// - `EAGAIN`: nothing fits, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
 /// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
@@ -101,8 +101,8 @@ pub unsafe fn sendto(
                 len: count,
             };
             // SAFETY: as above.
-            let sent = unsafe { send_from(socket, &[buffer], flags) };
-            is_broken = breaks(sent, flags);
+            let mut sent = unsafe { send_from(socket, &[buffer], flags) };
+            is_broken = breaks(&mut sent, flags);
             let bytes = sent?;
             let rest = is_cut_short(socket, bytes, count).then_some(());
             Ok(Moved { bytes, rest })
@@ -183,9 +183,9 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
     }
 }
 
-/// Whether a send raises `SIGPIPE`, once the call has released the socket.
-fn breaks(sent: Result<usize, Errno>, flags: i32) -> bool {
-    sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0
+/// Whether a send raises `SIGPIPE`, once the call has released the socket; see [`is_raised`].
+fn breaks(sent: &mut Result<usize, Errno>, flags: i32) -> bool {
+    is_raised(sent) && flags & libc::MSG_NOSIGNAL == 0
 }
 
 /// `recv(2)`.
@@ -338,8 +338,8 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
             let buffers = unsafe { buffers_of(&header) }?;
             address?;
             // SAFETY: as above.
-            let sent = unsafe { send_from(socket, &buffers, flags) };
-            is_broken = breaks(sent, flags);
+            let mut sent = unsafe { send_from(socket, &buffers, flags) };
+            is_broken = breaks(&mut sent, flags);
             let bytes = sent?;
             let rest = is_cut_short(socket, bytes, length(&buffers)).then_some(buffers);
             Ok(Some(Moved { bytes, rest }))

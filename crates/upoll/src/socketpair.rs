@@ -290,7 +290,8 @@ impl Pair {
         self.sides[side].queue.wake_all(Events::empty());
     }
 
-    /// Sends what fits: done, or why there is something left.
+    /// Sends what fits: done, or why there is something left. Fails with `ESHUTDOWN` instead of `EPIPE` unless
+    /// `is_first`: the kernel raises no `SIGPIPE` if sending is shut down while a call waits for room.
     pub(crate) fn fill(&self, me: Me, from: &mut Gather<'_>, is_first: bool) -> Result<(), Errno> {
         let mut endpoints = self.endpoints.lock();
         let (mine, peer) = split(&mut endpoints, me);
@@ -298,7 +299,11 @@ impl Pair {
         let ended = if !is_first && mem::take(&mut mine.is_reset) {
             Err(Errno::CONNRESET)
         } else if mine.shut.sending {
-            Err(self.or_stale(Errno::PIPE))
+            let errno = match is_first {
+                true => Errno::PIPE,
+                false => Errno::SHUTDOWN,
+            };
+            Err(self.or_stale(errno))
         } else {
             Ok(())
         };

@@ -628,6 +628,17 @@ fn a_blocked_write_meets_a_reset_before_the_broken_pipe() {
 }
 
 #[test]
+fn a_blocked_write_ends_with_a_broken_pipe_when_sending_is_shut_down() {
+    for [one, other] in both_worlds() {
+        fill(&one);
+        let writer = one.clone();
+        let (thread, _) = asleep(move || writer.write(&[0]));
+        other.shutdown(Shutdown::Read);
+        assert_eq!(thread.join().unwrap(), Err(Errno::PIPE));
+    }
+}
+
+#[test]
 fn a_write_that_was_cut_short_says_how_much_went() {
     for [one, other] in both_worlds() {
         let writer = one.clone();

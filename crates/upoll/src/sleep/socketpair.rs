@@ -141,7 +141,7 @@ impl StreamSocket {
     /// without `SA_RESTART` ran before anything was written.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write_all(&mut Gather::new(&[bytes]))
+        as_epipe(self.write_all(&mut Gather::new(&[bytes])))
     }
 
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
@@ -153,13 +153,14 @@ impl StreamSocket {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        self.write_all(&mut Gather::new(&buffers))
+        as_epipe(self.write_all(&mut Gather::new(&buffers)))
     }
 
     /// As [`try_write_before_fault`](Self::try_write_before_fault); waits while the send buffer is used up.
     ///
     /// # Errors
-    /// As there and as [`write`](Self::write).
+    /// As there and as [`write`](Self::write). `ESHUTDOWN`: sending was shut down while it waited, for which the
+    /// kernel returns `EPIPE` and raises no `SIGPIPE`.
     #[doc(hidden)]
     pub fn write_before_fault(&self, buffers: &[&[u8]], missing: usize) -> Result<usize, Errno> {
         self.write_all(&mut Gather::before(buffers, missing))
@@ -187,4 +188,12 @@ impl StreamSocket {
     fn is_nonblocking(&self) -> bool {
         self.flags().contains(SocketFlags::NONBLOCK)
     }
+}
+
+/// Sending was shut down, whether the call has waited before or not.
+fn as_epipe<T>(written: Result<T, Errno>) -> Result<T, Errno> {
+    written.map_err(|errno| match errno {
+        Errno::SHUTDOWN => Errno::PIPE,
+        errno => errno,
+    })
 }
