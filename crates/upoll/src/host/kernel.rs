@@ -143,13 +143,26 @@ impl Socket {
     pub(super) fn is(&self, number: RawFd) -> bool {
         match (self.cookie, socket_cookie(number)) {
             (Some(known), Ok(cookie)) => known == cookie,
-            (_, Err(errno)) if errno == Errno::BADF || errno.raw() == libc::ENOTSOCK => false,
+            (_, Err(errno)) if is_no_socket(errno) => false,
             _ => !may_be_lost() || socket_inode(number) == Some(self.inode),
         }
     }
 }
 
-fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
+/// Whether the number stands for the socket with this cookie. None: the kernel does not tell.
+pub(super) fn has_cookie(number: RawFd, cookie: u64) -> Option<bool> {
+    match socket_cookie(number) {
+        Ok(found) => Some(found == cookie),
+        Err(errno) => is_no_socket(errno).then_some(false),
+    }
+}
+
+fn is_no_socket(errno: Errno) -> bool {
+    errno == Errno::BADF || errno.raw() == libc::ENOTSOCK
+}
+
+/// `SO_COOKIE`, never 0.
+pub(super) fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
     const SO_COOKIE: libc::c_int = 57;
     let mut cookie = 0_u64;
     let mut length: libc::socklen_t = 8;
@@ -277,6 +290,13 @@ pub(super) fn socket_inode(number: RawFd) -> Option<u64> {
 /// The inode of an open file. Eventfds, sets and their kin have one together.
 pub(super) fn inode(number: RawFd) -> Option<u64> {
     stat(number).map(|stat| stat.st_ino)
+}
+
+/// As [`inode`]; None if it is the one that eventfds, sets and their kin have together.
+pub(super) fn unshared_inode(number: RawFd) -> Option<u64> {
+    let stat = stat(number)?;
+    // That one is of no type.
+    (stat.st_mode & libc::S_IFMT != 0).then_some(stat.st_ino)
 }
 
 /// `fstat(2)`.

@@ -312,6 +312,8 @@ impl OwnFd {
                 Ok(()) => {
                     file.proof = Proof::MemberOf(SharedBox::clone(set));
                     file.entry.under.store(under, Ordering::SeqCst);
+                    let cookie = kernel::socket_cookie(file.as_raw_fd());
+                    file.entry.data.store(cookie.unwrap_or(0), Ordering::SeqCst);
                     file.entry.kind.store(MEMBER, Ordering::Release);
                     return Ok(file);
                 }
