@@ -90,7 +90,7 @@ pub(super) fn duplicate_from(number: RawFd, from: RawFd) -> Result<Descriptor, E
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
     let set = opened(unsafe { syscall!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
-    Descriptor::sealed(set)
+    Descriptor::sealed(set, false)
 }
 
 /// Makes another kernel set for one that was lost, under a different fd, so that users of the old
@@ -531,7 +531,7 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
 
 /// A new number for the kernel set that `fd` stands for.
 pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
-    Descriptor::sealed(duplicate(fd.as_raw_fd())?)
+    Descriptor::sealed(duplicate(fd.as_raw_fd())?, true)
 }
 
 /// Returns all of a file of `/proc`; nothing if it cannot be read.

@@ -482,7 +482,7 @@ impl AsFd for Source {
 }
 
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
-    Descriptor::sealed(opened(Kind::Set)?)
+    Descriptor::sealed(opened(Kind::Set)?, false)
 }
 
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {

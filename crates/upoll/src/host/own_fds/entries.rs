@@ -263,7 +263,7 @@ const MOST_TURNS: u32 = 1100;
 
 /// Waits for another thread that is in the midst of a few instructions and a system call.
 #[cold]
-fn wait_a_turn(turns: u32) {
+pub(super) fn wait_a_turn(turns: u32) {
     match turns < 100 {
         true => hint::spin_loop(),
         false => kernel::sleep_a_millisecond(),

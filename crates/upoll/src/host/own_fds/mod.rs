@@ -32,7 +32,7 @@ pub(super) use self::entries::close_inherited;
 pub(super) use self::entries::hold_protected_numbers;
 pub(super) use self::entries::is_set_or_seal;
 use self::entries::{
-    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
+    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record, wait_a_turn,
 };
 pub use self::entries::{
     NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
@@ -57,6 +57,10 @@ const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
+
+/// How long a new set waits for a check of another thread, which is two system calls. A signal handler waits in vain for the
+/// thread that it has interrupted.
+const TURNS_OF_A_CHECK: u32 = 150;
 
 statics! {
     static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
@@ -226,11 +230,11 @@ impl OwnFd {
         })
     }
 
-    /// A kernel set that was just opened, with the seal in it from now on.
+    /// A kernel set that was just opened, with the seal in it from now on. One that was adopted may have that already.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd for the seal, or no memory.
-    pub(super) fn sealed(set: OwnFd) -> Result<Self, Errno> {
+    pub(super) fn sealed(set: OwnFd, is_adopted: bool) -> Result<Self, Errno> {
         let mut set = set;
         set.proof = Proof::Sealed;
         let made = SETS_MADE.fetch_add(1, Ordering::Relaxed);
@@ -256,7 +260,15 @@ impl OwnFd {
             let change = |op, under| {
                 set.try_call(|set| kernel::epoll_ctl_by_number(set, op, under, &Event::default()))
             };
-            let added = change(Op::Add, under);
+            let mut added = change(Op::Add, under);
+            // Another thread may check a lost set of that number at this moment, and takes the seal out again.
+            for turns in 0..TURNS_OF_A_CHECK {
+                if added != Err(Errno::EXIST) || is_adopted || is_protected() {
+                    break;
+                }
+                wait_a_turn(turns);
+                added = change(Op::Add, under);
+            }
             if is_protected() && seal.number() != under {
                 // The seal was moved meanwhile, and `under` may mean a file of the program's.
                 let _ = change(Op::Del, under);
