@@ -114,34 +114,56 @@ pub(super) struct LastCheck {
     losses: AtomicU32,
 }
 
+/// The moment at which a check has begun.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    milliseconds: u32,
+    losses: u32,
+}
+
+impl Begun {
+    fn now() -> Self {
+        Begun {
+            milliseconds: kernel::coarse_milliseconds(),
+            losses: losses(),
+        }
+    }
+}
+
 impl LastCheck {
     const PERIOD_MS: u32 = 500;
 
     pub(super) fn new() -> Self {
+        let Begun {
+            milliseconds,
+            losses,
+        } = Begun::now();
         LastCheck {
-            milliseconds: AtomicU32::new(kernel::coarse_milliseconds()),
-            losses: AtomicU32::new(losses()),
+            milliseconds: AtomicU32::new(milliseconds),
+            losses: AtomicU32::new(losses),
         }
     }
 
-    /// Returns whether another check is due, which the caller makes then: half as long after the last one as
-    /// a thread sleeps at most, or if a lost fd was met since.
-    pub(super) fn is_due(&self) -> bool {
-        let (now, losses) = (kernel::coarse_milliseconds(), losses());
-        let is_due = !is_protected()
-            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= Self::PERIOD_MS
-                || losses != self.losses.load(Ordering::Relaxed));
-        if is_due {
-            self.milliseconds.store(now, Ordering::Relaxed);
-            self.losses.store(losses, Ordering::Relaxed);
+    /// Returns the beginning of another check if one is due, which the caller makes then: half as long after the last one as a
+    /// thread sleeps at most, or if a lost fd was met since. Another thread that asks before it is [done](Self::done) makes
+    /// one, too: what the first one repairs may not be in place yet.
+    pub(super) fn due(&self) -> Option<Begun> {
+        if is_protected() {
+            return None;
         }
-        is_due
+        let now = Begun::now();
+        let passed = now
+            .milliseconds
+            .wrapping_sub(self.milliseconds.load(Ordering::Relaxed));
+        let is_due = passed >= Self::PERIOD_MS || now.losses != self.losses.load(Ordering::Acquire);
+        is_due.then_some(now)
     }
 
-    /// Makes the next check due at once: the last one found something that could not be repaired.
-    pub(super) fn repeat(&self) {
-        let long_ago = kernel::coarse_milliseconds().wrapping_sub(Self::PERIOD_MS);
-        self.milliseconds.store(long_ago, Ordering::Relaxed);
+    /// All was found, or repaired, by the check that has begun then. A loss that came later makes another one due.
+    pub(super) fn done(&self, begun: Begun) {
+        self.milliseconds
+            .store(begun.milliseconds, Ordering::Relaxed);
+        self.losses.store(begun.losses, Ordering::Release);
     }
 }
 
