@@ -73,19 +73,6 @@ pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
     Descriptor::brief(duplicate_high(number)?)
 }
 
-/// As [`duplicate`], with a number not below `from`.
-pub(super) fn duplicate_from(number: RawFd, from: RawFd) -> Result<Descriptor, Errno> {
-    let _held = hold_protected_numbers();
-    // SAFETY: no pointers are involved.
-    let duplicate = check(unsafe { syscall!(SYS_fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
-    let duplicate = duplicate.map_err(|errno| match errno {
-        // `from` is beyond the limit of numbers.
-        Errno::INVAL => Errno::MFILE,
-        errno => errno,
-    })?;
-    Descriptor::brief(RawFd::try_from(duplicate).expect("fds are ints"))
-}
-
 /// `epoll_create1(EPOLL_CLOEXEC)`.
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.

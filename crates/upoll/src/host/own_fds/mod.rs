@@ -340,25 +340,16 @@ impl OwnFd {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
         let mut file = kernel::duplicate(number)?;
-        loop {
-            let under = set.as_raw_fd();
-            match kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing) {
-                Ok(()) => {
-                    file.proof = Proof::MemberOf(SharedBox::clone(set));
-                    file.entry.under.store(under, Ordering::SeqCst);
-                    let cookie = kernel::socket_cookie(file.as_raw_fd());
-                    file.entry.data.store(cookie.unwrap_or(0), Ordering::SeqCst);
-                    file.entry.kind.store(MEMBER, Ordering::Release);
-                    return Ok(file);
-                }
-                // The file is a member by a number that was new: it is left over from an own fd that the program has closed.
-                Err(Errno::EXIST) => {
-                    let next = file.as_raw_fd() + 1;
-                    file = kernel::duplicate_from(number, next)?;
-                }
-                Err(errno) => return Err(errno),
-            }
-        }
+        let under = set.as_raw_fd();
+        // A member by a number that was new is left over from an own fd that the program has closed. That one has lost its number
+        // here, so nobody takes the member out of the set.
+        super::exists(kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing))?;
+        file.proof = Proof::MemberOf(SharedBox::clone(set));
+        file.entry.under.store(under, Ordering::SeqCst);
+        let cookie = kernel::socket_cookie(file.as_raw_fd());
+        file.entry.data.store(cookie.unwrap_or(0), Ordering::SeqCst);
+        file.entry.kind.store(MEMBER, Ordering::Release);
+        Ok(file)
     }
 
     /// Closes the set that the file is a member of, too.
