@@ -1,4 +1,5 @@
 //! A set that becomes active while the process has no free fd. In a process of its own, whose limit of fds is changed.
+#![cfg(not(upoll_loom))]
 
 use std::os::fd::RawFd;
 use std::sync::mpsc;

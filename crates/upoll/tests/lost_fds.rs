@@ -168,7 +168,7 @@ fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
         writer.write_all(b"x").unwrap();
         thread::scope(|scope| {
             let polls = held.1.lock().unwrap();
-            // Has the lock of the set above.
+            // This one has the lock of the set above.
             let (send, receive) = std::sync::mpsc::channel();
             let (outer, held, send_of_change) = (&outer, &held, send.clone());
             scope.spawn(move || {

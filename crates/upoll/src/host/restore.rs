@@ -69,8 +69,8 @@ impl EpollBackend {
         self.is_half_restored.load(Ordering::Relaxed)
     }
 
-    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself. One that another thread has made
-    /// anew may not be linked yet.
+    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself. It also links them, as another
+    /// thread that has made one anew may not have come to that.
     #[cold]
     pub(super) fn restore_below(&self, set: &Set) -> Result<(), Errno> {
         let below = self.sets_below(&set.lock())?;

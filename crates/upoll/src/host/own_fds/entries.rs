@@ -525,9 +525,9 @@ impl Entry {
         }
     }
 
-    /// As [`is_at`](Self::is_at), of a member. The set must not change. A child asks for its parent's, and another thread may
-    /// have a member at that number at any moment: a member that is there for a moment only makes the number look like
-    /// the library's.
+    /// As [`is_at`](Self::is_at), of a member. The set must not change, as a child asks for its parent's. Another thread may have
+    /// a member at that number at any moment, and one that is there for a moment only makes the number look like the
+    /// library's.
     fn is_member_at(&self, number: RawFd) -> Option<bool> {
         let cookie = self.data.load(Ordering::SeqCst);
         if cookie != 0

@@ -144,9 +144,9 @@ impl LastCheck {
         }
     }
 
-    /// Returns the beginning of another check if one is due, which the caller makes then: half as long after the last one as a
-    /// thread sleeps at most, or if a lost fd was met since. Another thread that asks before it is [done](Self::done) makes
-    /// one, too: what the first one repairs may not be in place yet.
+    /// Returns the beginning of another check if one is due, which the caller makes then. It is due half as long after the last
+    /// one as a thread sleeps at most, or if a lost fd was met since. Another thread that asks before it is
+    /// [done](Self::done) makes one, too: what the first one repairs may not be in place yet.
     pub(super) fn due(&self) -> Option<Begun> {
         if is_protected() {
             return None;
@@ -252,7 +252,7 @@ impl OwnFd {
         })
     }
 
-    /// A kernel set that was just opened, with the seal in it from now on. One that was adopted may have that already.
+    /// A kernel set that was just opened, with the seal in it from now on. An adopted set may have that already.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd for the seal, or no memory.
