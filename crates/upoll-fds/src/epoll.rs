@@ -16,6 +16,7 @@ use crate::slot::Entry;
 use crate::table::programs;
 use crate::wait_args::{limit, mask, milliseconds, signals_of, timespec};
 use crate::{change, install, memory, table, wall_clock};
+use upoll_sys::backoff::nap;
 
 /// `epoll_create(2)`.
 ///
@@ -505,15 +506,22 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
-        let mut looks = 0;
+        let (mut looks, mut turns) = (0, 0);
         loop {
             let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
                 Some(found) => found?,
                 None => match wait_actively(epfd, room, asked, mask)? {
-                    Some(found) => found,
-                    // The kernel's meanwhile.
-                    None => return wait_in_the_kernels(epfd, room, asked, mask),
+                    Waited::Found(found) => found,
+                    Waited::InTheKernels => return wait_in_the_kernels(epfd, room, asked, mask),
+                    Waited::Not(errno) => {
+                        turns += 1;
+                        if turns == MOST_TURNS {
+                            return Err(errno);
+                        }
+                        nap();
+                        continue;
+                    }
                 },
             };
             if found == 0 {
@@ -553,6 +561,10 @@ unsafe fn wait_and_sleep(
 /// turns.
 const LOOKS: usize = 64;
 
+/// How many milliseconds a wait stays away from a passive set that another thread tries to make active without an fd for it.
+/// A signal handler, or a fork, may have left that thread's call for good.
+const MOST_TURNS: usize = 1000;
+
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
 
@@ -584,7 +596,7 @@ unsafe fn wait_passively(
     mask: Mask,
 ) -> Option<Result<usize, Errno>> {
     let passive = |object: &Object| match object {
-        Object::Epoll(set) if set.is_passive() => Some(set.mark()),
+        Object::Epoll(set) if set.stays_passive() => Some(set.mark()),
         _ => None,
     };
     // SAFETY: the caller's contract.
@@ -596,9 +608,19 @@ unsafe fn wait_passively(
 enum Look {
     Done(Result<usize, Errno>),
     Sleep(SharedBox<NumberedSet>),
+    Not(Errno),
 }
 
-/// Waits in a set of ours. None if the number stands for nothing of ours.
+/// The outcome of a wait in a set of ours.
+enum Waited {
+    Found(usize),
+    /// The number stands for nothing of ours.
+    InTheKernels,
+    /// The set is passive: no thread could make it active, for this reason.
+    Not(Errno),
+}
+
+/// Waits in a set of ours.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -607,7 +629,7 @@ unsafe fn wait_actively(
     (events, room): Room,
     asked: Asked,
     (mask, size): Mask,
-) -> Result<Option<usize>, Errno> {
+) -> Result<Waited, Errno> {
     // SAFETY: the caller's contract.
     let limit = unsafe { asked.limit() }?;
     // SAFETY: as above.
@@ -623,12 +645,13 @@ unsafe fn wait_actively(
         let Object::Epoll(set) = object else {
             return Look::Done(Err(Errno::INVAL));
         };
-        let prepared = set.activate(epfd).and_then(|()| match mask {
-            // Such a wait sleeps in the kernel.
-            Some(_) => set.adopt(epfd),
-            None => Ok(()),
-        });
-        if let Err(errno) = prepared {
+        if let Err(errno) = set.activate(epfd) {
+            return Look::Not(errno);
+        }
+        // Such a wait sleeps in the kernel.
+        if mask.is_some()
+            && let Err(errno) = set.adopt(epfd)
+        {
             return Look::Done(Err(errno));
         }
         if limit.limit() == Some(Duration::ZERO) {
@@ -641,8 +664,9 @@ unsafe fn wait_actively(
         Look::Sleep(SharedBox::clone(set))
     });
     let set = match look {
-        None => return Ok(None),
-        Some(Look::Done(result)) => return result.map(Some),
+        None => return Ok(Waited::InTheKernels),
+        Some(Look::Done(result)) => return result.map(Waited::Found),
+        Some(Look::Not(errno)) => return Ok(Waited::Not(errno)),
         Some(Look::Sleep(set)) => set,
     };
     // SAFETY: the caller's contract.
@@ -656,7 +680,7 @@ unsafe fn wait_actively(
             Some(mask) => upoll::ppoll(&mut fds, limit, &mask),
         };
         return match ready {
-            Ok(0) => Ok(Some(0)),
+            Ok(0) => Ok(Waited::Found(0)),
             Ok(_) => Err(Errno::FAULT),
             Err(errno) => Err(errno),
         };
@@ -665,7 +689,7 @@ unsafe fn wait_actively(
         None => set.wait(events, limit),
         Some(mask) => set.pwait(events, limit, &mask),
     };
-    found.map(Some)
+    found.map(Waited::Found)
 }
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).

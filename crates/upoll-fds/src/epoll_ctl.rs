@@ -231,6 +231,10 @@ fn ctl_kernel(
     if fd < 0 {
         return Err(Errno::BADF);
     }
+    if op == Op::Add {
+        // If another thread is about to.
+        set.activate(epfd)?;
+    }
     match set.adopt(epfd) {
         // The set has no such member, or the kernel set behind it would have been adopted with it. That one
         // returns what is wrong.

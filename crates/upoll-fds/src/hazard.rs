@@ -441,7 +441,6 @@ fn is_mine(record: &Record) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark(pub(crate) *mut ());
 
-#[cfg(not(upoll_loom))]
 impl Mark {
     pub(crate) fn of<T>(thing: &T) -> Self {
         Mark(ptr::from_ref(thing).cast_mut().cast())
@@ -449,7 +448,6 @@ impl Mark {
 }
 
 /// Returns whether no other thread has this mark. If `patiently`, waits a while for that.
-#[cfg(not(upoll_loom))]
 pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));

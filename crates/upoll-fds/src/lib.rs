@@ -60,6 +60,7 @@ mod io;
 mod kernel;
 mod memory;
 mod object;
+mod passivity;
 mod pipe;
 #[doc(hidden)]
 pub mod plain_sets;

@@ -10,14 +10,12 @@
 //! The preload library instead leaves sets out of the table until then, so that calls on them are passed on
 //! untouched ([`plain_sets`](crate::plain_sets), [`takeover`](crate::takeover)).
 //!
-//! # The named pair
-//! A thread that waits in a passive set marks itself, then checks whether the set is still passive. A
-//! thread that makes the set active publishes that, then checks for marks. It interrupts the waits by an
-//! eventfd that it adds to the kernel set for that time, and the threads wait again.
+//! A thread that makes a set active interrupts those that wait in the kernel set ([`passivity`](crate::passivity)), by a
+//! file that it adds there for that time. They then wait again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
@@ -26,12 +24,8 @@ use crate::figures::{Now, Place};
 use crate::hazard;
 use crate::kernel::call;
 use crate::memory;
+use crate::passivity::Passivity;
 use upoll_sys::backoff::nap;
-
-const PASSIVE: u8 = 0;
-const ACTIVE: u8 = 1;
-/// The set has been demoted.
-const STALE: u8 = 2;
 
 /// The count for a kernel set whose members were not counted: more than there can be.
 const UNKNOWN: usize = usize::MAX / 2;
@@ -40,10 +34,7 @@ const UNKNOWN: usize = usize::MAX / 2;
 #[derive(Debug)]
 pub(crate) struct NumberedSet {
     set: Epoll,
-    state: AtomicU8,
-    /// An upper bound for the members of the kernel set while this one is passive. Members that
-    /// were closed are not subtracted.
-    members: AtomicUsize,
+    passivity: Passivity,
     rotates: bool,
     /// The kernel set has been adopted: a check of the set may take a system call.
     is_mixed: AtomicBool,
@@ -55,9 +46,11 @@ impl NumberedSet {
     pub(crate) fn new(set: Epoll, rotates: bool) -> Self {
         NumberedSet {
             set,
-            // The kernel knows no rotation.
-            state: AtomicU8::new(if rotates { ACTIVE } else { PASSIVE }),
-            members: AtomicUsize::new(0),
+            passivity: match rotates {
+                // The kernel knows no rotation.
+                true => Passivity::active(0),
+                false => Passivity::passive(),
+            },
             rotates,
             is_mixed: AtomicBool::new(false),
             place: Place::new(),
@@ -72,8 +65,7 @@ impl NumberedSet {
     pub(crate) fn around(set: Epoll, epfd: RawFd, has_members: bool) -> Result<Self, Errno> {
         let set = NumberedSet {
             set,
-            state: AtomicU8::new(ACTIVE),
-            members: AtomicUsize::new(if has_members { UNKNOWN } else { 0 }),
+            passivity: Passivity::active(if has_members { UNKNOWN } else { 0 }),
             rotates: false,
             is_mixed: AtomicBool::new(false),
             place: Place::new(),
@@ -95,11 +87,17 @@ impl NumberedSet {
 
     #[inline]
     pub(crate) fn is_passive(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == PASSIVE
+        self.passivity.is_passive()
+    }
+
+    /// See [`Passivity::stays_passive`].
+    #[inline]
+    pub(crate) fn stays_passive(&self) -> bool {
+        self.passivity.stays_passive()
     }
 
     pub(crate) fn is_stale(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == STALE
+        self.passivity.is_stale()
     }
 
     pub(crate) fn rotates(&self) -> bool {
@@ -135,31 +133,34 @@ impl NumberedSet {
         }
         // SAFETY: it stands for this set: the caller is within `table::with` on it, or holds it.
         let behind = unsafe { BorrowedFd::borrow_raw(epfd) };
-        let members = self.members.load(Ordering::SeqCst);
+        let members = self.passivity.members();
         self.is_mixed.store(true, Ordering::Relaxed);
         self.set.adopt_kernel_set(behind, members)
     }
 
-    /// Makes the set active.
+    /// Makes the set active. If that fails the set has not changed.
     pub(crate) fn activate(&self, epfd: RawFd) -> Result<(), Errno> {
-        if !self.is_passive() {
-            return Ok(());
+        match self.is_passive() {
+            true => self.make_active(epfd),
+            false => Ok(()),
         }
-        // Before the change, because it may fail, and again after it, for a member that another
-        // thread added meanwhile.
-        self.adopt_if_used(epfd)?;
-        let was = self
-            .state
-            .compare_exchange(PASSIVE, ACTIVE, Ordering::SeqCst, Ordering::SeqCst);
-        if was.is_err() {
-            return Ok(());
+    }
+
+    #[cold]
+    fn make_active(&self, epfd: RawFd) -> Result<(), Errno> {
+        let activated = self.passivity.activate(|| {
+            let interruption = Interruption::prepare(epfd, self.mark())?;
+            self.adopt_if_used(epfd)?;
+            Ok::<_, Errno>(interruption)
+        });
+        match activated?.flatten() {
+            Some(interruption) => interruption.carry_out(),
+            None => Ok(()),
         }
-        self.adopt_if_used(epfd)?;
-        wake_sleepers(epfd, self.mark())
     }
 
     fn adopt_if_used(&self, epfd: RawFd) -> Result<(), Errno> {
-        match self.members.load(Ordering::SeqCst) {
+        match self.passivity.members() {
             0 if !is_among_the_last(epfd) => Ok(()),
             _ => self.adopt(epfd),
         }
@@ -170,7 +171,8 @@ impl NumberedSet {
         hazard::Mark::of(self)
     }
 
-    /// Changes a kernel member by the kernel. Returns `None` if the set is not passive.
+    /// Changes a kernel member by the kernel. Returns `None` if the set is not passive, or an ADD finds another thread that is
+    /// about to make it active.
     pub(crate) fn ctl_passive(
         &self,
         op: Option<Op>,
@@ -179,21 +181,14 @@ impl NumberedSet {
         if !self.is_passive() {
             return None;
         }
-        if op != Some(Op::Add) {
-            let result = by_the_kernel();
-            if op == Some(Op::Del) && result.is_ok() {
-                self.members.fetch_sub(1, Ordering::SeqCst);
-            }
-            return Some(result);
+        if op == Some(Op::Add) {
+            return self.passivity.add(by_the_kernel);
         }
-        // Named pair: the member is counted, then the state is checked. A thread that makes the set
-        // active then checks the count.
-        self.members.fetch_add(1, Ordering::SeqCst);
-        let result = self.is_passive().then(by_the_kernel);
-        if result != Some(Ok(())) {
-            self.members.fetch_sub(1, Ordering::SeqCst);
+        let result = by_the_kernel();
+        if op == Some(Op::Del) && result.is_ok() {
+            self.passivity.deleted();
         }
-        result
+        Some(result)
     }
 
     /// Demotes the set, which `epfd` stands for. It has no user-level member.
@@ -204,7 +199,7 @@ impl NumberedSet {
             self.adopt(epfd)?;
             self.set.give_up_kernel_set();
         }
-        self.state.store(STALE, Ordering::SeqCst);
+        self.passivity.demoted();
         self.place.free();
         Ok(())
     }
@@ -243,46 +238,58 @@ fn wake_data() -> u64 {
 /// it would go on to wait for events that the kernel set does not have. So the limit is seconds.
 const PATIENCE: usize = 3000;
 
-/// Interrupts the threads that wait in the kernel set behind `epfd`. They then wait again.
-#[cold]
-fn wake_sleepers(epfd: RawFd, mark: hazard::Mark) -> Result<(), Errno> {
-    if hazard::wait_until_unmarked(mark, false) {
-        return Ok(());
+/// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.
+struct Interruption {
+    epfd: RawFd,
+    mark: hazard::Mark,
+    /// A member of the kernel set, which asks for no events of it until the interruption is carried out.
+    member: AlwaysWritable,
+}
+
+impl Interruption {
+    /// Returns None if no thread waits there.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it.
+    fn prepare(epfd: RawFd, mark: hazard::Mark) -> Result<Option<Self>, Errno> {
+        if hazard::wait_until_unmarked(mark, false) {
+            return Ok(None);
+        }
+        let member = AlwaysWritable::new()?;
+        WAKES_BEGUN.fetch_add(1, Ordering::SeqCst);
+        let prepared = Interruption { epfd, mark, member };
+        prepared.change(Op::Add, Events::empty())?;
+        Ok(Some(prepared))
     }
-    let wakes = AlwaysWritable::new()?;
-    let member = wakes.as_fd().as_raw_fd();
-    WAKES_BEGUN.fetch_add(1, Ordering::SeqCst);
-    let event = Event::new(Events::OUT, wake_data());
-    // SAFETY: the event is live and has the kernel's layout.
-    let added = unsafe {
-        call!(
-            SYS_epoll_ctl,
-            epfd,
-            Op::Add as i32,
-            member,
-            &raw const event
-        )
-    };
-    if added.is_ok() {
+
+    fn change(&self, op: Op, events: Events) -> Result<(), Errno> {
+        let member = self.member.as_fd().as_raw_fd();
+        let event = Event::new(events, wake_data());
+        let event = &raw const event;
+        // SAFETY: the event is live and has the kernel's layout.
+        unsafe { call!(SYS_epoll_ctl, self.epfd, op as i32, member, event) }.map(drop)
+    }
+
+    #[cold]
+    fn carry_out(self) -> Result<(), Errno> {
+        // Takes no memory.
+        self.change(Op::Mod, Events::OUT)?;
         let mut tries = 0;
         // The first round is patient.
-        while !hazard::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
+        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < PATIENCE {
             tries += 1;
             nap();
         }
-        // SAFETY: as above. It is there.
-        let _ = unsafe {
-            call!(
-                SYS_epoll_ctl,
-                epfd,
-                Op::Del as i32,
-                member,
-                &raw const event
-            )
-        };
+        Ok(())
     }
-    WAKES_ENDED.fetch_add(1, Ordering::SeqCst);
-    added.map(drop)
+}
+
+impl Drop for Interruption {
+    fn drop(&mut self) {
+        // It is there, unless the ADD was refused.
+        let _ = self.change(Op::Del, Events::empty());
+        WAKES_ENDED.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// A time during which waits may be interrupted.

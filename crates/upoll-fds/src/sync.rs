@@ -167,6 +167,8 @@ pub enum Rule {
     NoteThenLook,
     /// Of two generations in which sets are made the newer one stays noted.
     NoteTheNewest,
+    /// A thread that makes a set active is counted before it looks for threads that wait in the kernel set.
+    CountActivations,
 }
 
 upoll::breakable!(Rule);

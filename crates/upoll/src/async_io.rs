@@ -322,7 +322,7 @@ impl Epoll {
     fn some_events(&self, events: &mut [Event]) -> Result<(usize, bool), Errno> {
         let mut found = self.try_wait(events)?;
         let backend = self.set().backend();
-        for _ in 0..MOST_SCANS {
+        for _ in 1..MOST_SCANS {
             if found > 0 || !backend.is_some_and(KernelBackend::has_ready_members) {
                 break;
             }
@@ -331,6 +331,12 @@ impl Epoll {
             found = self.try_wait(events)?;
         }
         if found == 0 {
+            #[cfg(all(feature = "std", not(upoll_loom)))]
+            if backend.is_some_and(KernelBackend::has_ready_members) {
+                // A scan each time. If the last one has put something back, the kernel wakes nobody for that: the tasks that
+                // wait look again later, this one too.
+                self.set().watched_by.wake_all(Events::FOR_CALLBACKS);
+            }
             return Err(Errno::AGAIN);
         }
         let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
@@ -425,5 +431,107 @@ impl futures_core::Stream for EventStream {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Event, Errno>>> {
         self.poll_event(context).map(Some)
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::pin::pin;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    use core::task::Waker;
+    use std::boxed::Box;
+    use std::os::fd::BorrowedFd;
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::*;
+    use crate::epoll::Set;
+    use crate::epoll::interest::{Interests, Item};
+    use crate::file::{Description, InKernel};
+    use crate::wait::Deferred;
+
+    /// A backend whose members are ready, and in which each harvest meets a scan of another thread.
+    struct Scanned;
+
+    impl InKernel for Scanned {
+        fn awaited_fd(&self, _: &Description, _: Events) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    impl KernelBackend for Scanned {
+        fn is_awaited(&self) -> bool {
+            false
+        }
+        fn wake_one(&self, _: &mut Deferred) {}
+        fn is_ready(&self, _: &Set, _: bool) -> bool {
+            true
+        }
+        fn harvest_both(&self, _: &Set, _: &mut [Event]) -> usize {
+            0
+        }
+        fn restore_found_lost(&self, _: &Description<Set>) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn is_found_lost(&self) -> bool {
+            false
+        }
+        fn losses(&self) -> u32 {
+            0
+        }
+        fn nest_in(&self, _: &Description, _: &Description<Set>) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn nested_changed(&self, _: &Set, _: &Interests, _: &Description) {}
+        fn listen(&self, _: &Set, _: &Interests, _: &Description) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn has_silent_members(&self) -> bool {
+            false
+        }
+        fn close(&self) {}
+        fn has_source(&self) -> bool {
+            false
+        }
+        fn has_ready_members(&self) -> bool {
+            true
+        }
+        fn has_level_source(&self) -> bool {
+            false
+        }
+        fn had_turn(&self, _: &Interests, _: *const Item) {}
+        fn apply_slack(&self, _: &Set) {}
+        fn left_turn(&self, _: &Interests, _: *const Item) {}
+        fn len(&self) -> usize {
+            1
+        }
+        fn show_fdinfo(&self, _: &mut dyn fmt::Write) -> fmt::Result {
+            Ok(())
+        }
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_task_that_meets_scan_after_scan_looks_again_later() {
+        let set = Epoll::new().unwrap();
+        let made = set.set().backend_or_insert(|| Ok(Box::new(Scanned)));
+        assert!(made.is_ok());
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut events = [Event::default(); 4];
+        let mut wait = pin!(set.wait_async(&mut events));
+        for polls in 1..3 {
+            assert!(wait.as_mut().poll(&mut context).is_pending());
+            assert_eq!(wakes.0.load(Ordering::Relaxed), polls);
+        }
     }
 }

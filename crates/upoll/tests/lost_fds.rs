@@ -3,15 +3,20 @@
 #![cfg(not(upoll_loom))]
 
 mod open_fds;
+mod threads;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use open_fds::{ALL, close_all, open_in, opened_by};
-use upoll::{CreateFlags, CtlCommand, Epoll, Event, Events, PollFd, poll};
+use threads::{tid, until_asleep};
+use upoll::{
+    CreateFlags, CtlCommand, Epoll, Event, Events, File, PollFd, PollTable, Pollable, WaitQueue,
+    poll,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -126,6 +131,95 @@ fn two_waits_without_a_limit_right_after_all_was_closed_both_find_the_ready_memb
             found.iter().flatten().all(|found| *found == [3]),
             "{found:?}"
         );
+    }
+}
+
+/// An object whose `poll` waits while the lock is held.
+struct Held(WaitQueue, Mutex<()>);
+
+impl Pollable for Held {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.0);
+        drop(self.1.lock().unwrap());
+        Events::empty()
+    }
+}
+
+/// One thread makes the set below anew, and cannot link it yet. Another one, which finds its event, finds it in the set above
+/// as well.
+#[test]
+fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let (idle, _writer) = std::io::pipe().unwrap();
+    let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
+    warm_up.add(&idle, input(0)).unwrap();
+    let held = File::new(Held(WaitQueue::new(), Mutex::new(())));
+    outer.add(&held, input(3)).unwrap();
+    outer.add(&warm_up, input(0)).unwrap();
+    let others: Vec<_> = open_in(ALL).collect();
+    inner.add(&reader, input(1)).unwrap();
+    outer.add(&inner, input(2)).unwrap();
+    for _ in 0..20 {
+        assert_eq!(wait(&outer, Duration::ZERO), []);
+        let own: Vec<_> = open_in(ALL).filter(|fd| !others.contains(fd)).collect();
+        close_all(&own);
+        writer.write_all(b"x").unwrap();
+        thread::scope(|scope| {
+            let polls = held.1.lock().unwrap();
+            // This one has the lock of the set above.
+            let (send, receive) = std::sync::mpsc::channel();
+            let (outer, held, send_of_change) = (&outer, &held, send.clone());
+            scope.spawn(move || {
+                send_of_change.send(tid()).unwrap();
+                outer.modify(held, input(3)).unwrap();
+            });
+            until_asleep(receive.recv().unwrap());
+            let [makes_anew, finds] = [(&inner, 1), (outer, 2)].map(|(set, data)| {
+                let send = send.clone();
+                let thread = scope.spawn(move || {
+                    send.send(tid()).unwrap();
+                    assert_eq!(wait(set, Duration::ZERO), [data]);
+                });
+                until_asleep(receive.recv().unwrap());
+                assert_eq!(wait(&inner, Duration::ZERO), [1]);
+                thread
+            });
+            drop(polls);
+            makes_anew.join().unwrap();
+            finds.join().unwrap();
+        });
+        reader.read_exact(&mut [0]).unwrap();
+    }
+}
+
+/// A thread that checks the lost set meets the one that another thread makes in its place.
+#[test]
+fn threads_that_make_a_set_anew_leave_one_kernel_set() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
+    warm_up.add(&reader, input(0)).unwrap();
+    outer.add(&warm_up, input(0)).unwrap();
+    let others: Vec<_> = open_in(ALL).collect();
+    inner.add(&reader, input(1)).unwrap();
+    outer.add(&inner, input(2)).unwrap();
+    let together = Barrier::new(2);
+    for round in 0..3000 {
+        let own: Vec<_> = open_in(ALL).filter(|fd| !others.contains(fd)).collect();
+        assert_eq!(own.len(), 1);
+        close_all(&own);
+        let waits = |after| {
+            together.wait();
+            (0..after).for_each(|_| std::hint::spin_loop());
+            [&inner, &outer].map(|set| wait(set, Duration::ZERO))
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| waits(round % 50 * 40));
+            waits(0);
+        });
     }
 }
 

@@ -6,12 +6,14 @@ mod open_fds;
 mod threads;
 
 use std::io::{PipeReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use open_fds::{check_untouched, close_all_but, open_everywhere, open_in, other_set};
+use open_fds::{
+    ALL, check_untouched, close_all_but, is_open, open_everywhere, open_in, opened_by, other_set,
+};
 use threads::{in_child, tid, until_asleep};
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollContext, PollFd, Source,
@@ -386,30 +388,113 @@ fn refuse_kcmp_and_adds_of(number: RawFd) {
     ]);
 }
 
+fn watched_alone(source: &impl Source) -> Watch {
+    Watch::new(source, Events::IN, |_| {}).unwrap().0
+}
+
 /// The child has its parent's sets, which may get a member of that number at any moment.
 #[test]
 #[cfg(target_endian = "little")]
 fn a_child_closes_the_copies_of_fds_without_a_change_of_its_parents_sets() {
     in_child(|| {
-        let watched = |reader: &PipeReader| Watch::new(reader, Events::IN, |_| {}).unwrap().0;
-        let open = || -> Vec<RawFd> {
-            // SAFETY: the call takes no pointers.
-            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
-            (3..1024).filter(is_open).collect()
-        };
         let [one, two] = [(); 2].map(|()| std::io::pipe().unwrap());
         // With the first one come the fds that all share.
-        let _first = watched(&one.0);
-        let before = open();
-        let _second = watched(&two.0);
-        let copies: Vec<_> = open()
-            .into_iter()
-            .filter(|fd| !before.contains(fd))
-            .collect();
+        let _first = watched_alone(&one.0);
+        let mut second = None;
+        let copies = opened_by(|| second = Some(watched_alone(&two.0)));
         assert_eq!(copies.len(), 1);
         refuse_kcmp_and_adds_of(copies[0]);
-        in_child(|| assert!(!open().contains(&copies[0])));
+        in_child(|| assert!(!is_open(copies[0])));
     });
+}
+
+/// A look at one copy takes the kernel longer the more members its parent's set has, but for a socket.
+#[test]
+fn a_child_closes_the_copies_of_sockets_without_a_look_at_its_parents_set() {
+    in_child(|| {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let _first = watched_alone(&near);
+        let mut watches = Vec::new();
+        let copies = opened_by(|| watches.extend((0..10).map(|_| watched_alone(&near))));
+        assert_eq!(copies.len(), 10);
+        filter_calls(vec![
+            load(0),
+            unless(number_of(libc::SYS_kcmp), 1),
+            end_with(libc::SECCOMP_RET_KILL_PROCESS),
+            unless(number_of(libc::SYS_openat), 1),
+            end_with(libc::SECCOMP_RET_KILL_PROCESS),
+            end_with(libc::SECCOMP_RET_ALLOW),
+        ]);
+        in_child(|| assert!(!copies.iter().copied().any(is_open)));
+    });
+}
+
+/// Makes `kcmp(2)` fail with `EPERM` from now on, as a seccomp filter may.
+fn refuse_kcmp() {
+    filter_calls(vec![
+        load(0),
+        unless(number_of(libc::SYS_kcmp), 1),
+        end_with(REFUSAL),
+        end_with(libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+#[test]
+fn a_child_without_kcmp_reads_the_list_of_its_parents_set_once() {
+    in_child(|| {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let _first = watched_alone(&reader);
+        let mut watches = Vec::new();
+        let copies = opened_by(|| watches.extend((0..200).map(|_| watched_alone(&reader))));
+        assert_eq!(copies.len(), 200);
+        refuse_kcmp();
+        let list = |fd| std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        let lists: usize = open_in(ALL).map(|fd| list(fd).len()).sum();
+        in_child(|| {
+            let bytes_read = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+            assert!(!copies.iter().copied().any(is_open));
+            let bytes_read = bytes_read
+                .lines()
+                .find_map(|line| line.strip_prefix("rchar: "));
+            if let Some(bytes_read) = bytes_read {
+                let bytes_read: usize = bytes_read.parse().unwrap();
+                assert!(bytes_read < 2 * lists, "{bytes_read} of {lists}");
+            }
+        });
+    });
+}
+
+/// The program has closed the copies, and has others of its files under their numbers.
+#[test]
+fn a_child_leaves_alone_what_took_the_place_of_closed_copies_of_fds() {
+    let [pipe, other_pipe] = [(); 2].map(|()| std::io::pipe().unwrap().0);
+    let [near, other] = [(); 2].map(|()| UnixStream::pair().unwrap().0);
+    let counter = || {
+        // SAFETY: the number is new.
+        unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    };
+    let counters = [(); 2].map(|()| counter());
+    let check = |watched: BorrowedFd<'_>, other: BorrowedFd<'_>| {
+        let mut watch = None;
+        let copies = opened_by(|| watch = Some(watched_alone(&watched)));
+        assert_eq!(copies.len(), 1);
+        // SAFETY: the number is the library's.
+        let replaced = unsafe { libc::dup2(other.as_raw_fd(), copies[0]) };
+        assert_eq!(replaced, copies[0]);
+        in_child(|| assert!(is_open(copies[0])));
+    };
+    for is_refused in [false, true] {
+        in_child(|| {
+            let _first = watched_alone(&pipe);
+            if is_refused {
+                refuse_kcmp();
+            }
+            // All eventfds have one inode.
+            check(counters[0].as_fd(), counters[1].as_fd());
+            check(pipe.as_fd(), other_pipe.as_fd());
+            check(near.as_fd(), other.as_fd());
+        });
+    }
 }
 
 #[test]

@@ -15,16 +15,19 @@ mod hazard;
 #[path = "../../src/held.rs"]
 #[expect(dead_code, reason = "only the library transfers what is held")]
 mod held;
+#[path = "../../src/passivity.rs"]
+#[expect(dead_code, reason = "only the library demotes sets")]
+mod passivity;
 #[path = "../../src/plain_sets.rs"]
 mod plain_sets;
 #[path = "../../../upoll/src/sync/sequenced.rs"]
 mod sequenced;
 #[path = "../../src/slot/mod.rs"]
-#[expect(dead_code, reason = "only the library has calls that block")]
 mod slot;
 #[path = "../../src/sync.rs"]
 mod sync;
 
+mod activation;
 mod any_fds;
 mod demotion;
 mod fd;

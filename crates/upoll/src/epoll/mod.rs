@@ -150,6 +150,18 @@ impl Set {
         self.inner.lock()
     }
 
+    /// As [`lock`](Self::lock), for a thread that may hold the lock of a set above: it does not leave this one to others, while
+    /// they wait for the other one.
+    #[inline]
+    pub(crate) fn lock_from_above(&self) -> MutexGuard<'_, Interests> {
+        #[cfg(not(upoll_loom))]
+        if let Some(inner) = self.inner.try_lock() {
+            return inner;
+        }
+        self.tally.count(Tally::contended);
+        self.inner.lock()
+    }
+
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
     }
@@ -442,8 +454,8 @@ impl Epoll {
 
     /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
     ///
-    /// Fills `events` from the front and returns their number. Never blocks for longer than other calls
-    /// on the same set hold its lock.
+    /// Fills `events` from the front and returns their number. Blocks only while other calls hold the lock of the set, or of
+    /// one below. A thread that meets others again and again leaves the set's lock to them for some microseconds more.
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty.

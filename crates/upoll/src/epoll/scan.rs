@@ -374,7 +374,7 @@ impl Set {
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self, self.lock(), Ask::AtOnce)
+            && let Some(mut scan) = Scan::begin(self, self.lock_from_above(), Ask::AtOnce)
         {
             scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {

@@ -194,8 +194,10 @@ impl Attendant {
                     self.set.is_lost_after_failure();
                 }
             }
-            if last_check.is_due() && self.check().is_err() {
-                last_check.repeat();
+            if let Some(begun) = last_check.due()
+                && self.check().is_ok()
+            {
+                last_check.done(begun);
             }
         }
     }

@@ -73,24 +73,11 @@ pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
     Descriptor::brief(duplicate_high(number)?)
 }
 
-/// As [`duplicate`], with a number not below `from`.
-pub(super) fn duplicate_from(number: RawFd, from: RawFd) -> Result<Descriptor, Errno> {
-    let _held = hold_protected_numbers();
-    // SAFETY: no pointers are involved.
-    let duplicate = check(unsafe { syscall!(SYS_fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
-    let duplicate = duplicate.map_err(|errno| match errno {
-        // `from` is beyond the limit of numbers.
-        Errno::INVAL => Errno::MFILE,
-        errno => errno,
-    })?;
-    Descriptor::brief(RawFd::try_from(duplicate).expect("fds are ints"))
-}
-
 /// `epoll_create1(EPOLL_CLOEXEC)`.
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
     let set = opened(unsafe { syscall!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
-    Descriptor::sealed(set)
+    Descriptor::sealed(set, false)
 }
 
 /// Makes another kernel set for one that was lost, under a different fd, so that users of the old
@@ -143,13 +130,26 @@ impl Socket {
     pub(super) fn is(&self, number: RawFd) -> bool {
         match (self.cookie, socket_cookie(number)) {
             (Some(known), Ok(cookie)) => known == cookie,
-            (_, Err(errno)) if errno == Errno::BADF || errno.raw() == libc::ENOTSOCK => false,
+            (_, Err(errno)) if is_no_socket(errno) => false,
             _ => !may_be_lost() || socket_inode(number) == Some(self.inode),
         }
     }
 }
 
-fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
+/// Whether the number stands for the socket with this cookie. None: the kernel does not tell.
+pub(super) fn has_cookie(number: RawFd, cookie: u64) -> Option<bool> {
+    match socket_cookie(number) {
+        Ok(found) => Some(found == cookie),
+        Err(errno) => is_no_socket(errno).then_some(false),
+    }
+}
+
+fn is_no_socket(errno: Errno) -> bool {
+    errno == Errno::BADF || errno.raw() == libc::ENOTSOCK
+}
+
+/// `SO_COOKIE`, never 0.
+pub(super) fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
     const SO_COOKIE: libc::c_int = 57;
     let mut cookie = 0_u64;
     let mut length: libc::socklen_t = 8;
@@ -277,6 +277,13 @@ pub(super) fn socket_inode(number: RawFd) -> Option<u64> {
 /// The inode of an open file. Eventfds, sets and their kin have one together.
 pub(super) fn inode(number: RawFd) -> Option<u64> {
     stat(number).map(|stat| stat.st_ino)
+}
+
+/// As [`inode`]; None if it is the one that eventfds, sets and their kin have together.
+pub(super) fn unshared_inode(number: RawFd) -> Option<u64> {
+    let stat = stat(number)?;
+    // That one is of no type.
+    (stat.st_mode & libc::S_IFMT != 0).then_some(stat.st_ino)
 }
 
 /// `fstat(2)`.
@@ -511,7 +518,7 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
 
 /// A new number for the kernel set that `fd` stands for.
 pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
-    Descriptor::sealed(duplicate(fd.as_raw_fd())?)
+    Descriptor::sealed(duplicate(fd.as_raw_fd())?, true)
 }
 
 /// Returns all of a file of `/proc`; nothing if it cannot be read.

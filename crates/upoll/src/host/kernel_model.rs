@@ -302,6 +302,11 @@ impl Socket {
     }
 }
 
+/// Nothing in the models is a member that has a cookie.
+pub(super) fn has_cookie(_: RawFd, _: u64) -> Option<bool> {
+    None
+}
+
 /// The inode of an open file. Sets have one together.
 pub(super) fn inode(number: RawFd) -> Option<u64> {
     let used = Used::of(number).ok()?;
@@ -309,6 +314,11 @@ pub(super) fn inode(number: RawFd) -> Option<u64> {
         Kind::Set => Some(0),
         _ => u64::try_from(used.id + 1).ok(),
     }
+}
+
+/// As [`inode`]; None if it is the sets'.
+pub(super) fn unshared_inode(number: RawFd) -> Option<u64> {
+    inode(number).filter(|&inode| inode != 0)
 }
 
 impl File {
@@ -472,7 +482,7 @@ impl AsFd for Source {
 }
 
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
-    Descriptor::sealed(opened(Kind::Set)?)
+    Descriptor::sealed(opened(Kind::Set)?, false)
 }
 
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {

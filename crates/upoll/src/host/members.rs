@@ -143,19 +143,40 @@ impl EpollBackend {
     /// # Errors
     /// `ENOMEM`: there is no memory for the list.
     fn current_members(&self) -> Result<Vec<(RawFd, Event)>, Errno> {
-        let text = self.read_members()?;
+        /// Other threads that change the set without end get what there was at some moment.
+        const LOOKS: u32 = 8;
+        let mut text = self.read_members()?;
+        let mut looks = 1;
+        loop {
+            let (members, is_by_place) = self.current_members_in(&text)?;
+            if !is_by_place || looks == LOOKS {
+                return Ok(members);
+            }
+            // A member that comes or goes shifts the places of others with its number.
+            let again = self.read_members()?;
+            if again == text {
+                return Ok(members);
+            }
+            text = again;
+            looks += 1;
+        }
+    }
+
+    /// Returns those of the members in `text`, and whether the kernel was asked for one by its place among those of its number.
+    fn current_members_in(&self, text: &str) -> Result<(Vec<(RawFd, Event)>, bool), Errno> {
         let mut members: Vec<(RawFd, Event)> = Vec::new();
+        let mut is_by_place = false;
         match &self.rotation {
             Some(rotation) => {
                 let number = rotation.number().filter(|_| rotation.has_source());
-                let interest = self.members_in(&text).last().map(|line| line.interest);
+                let interest = self.members_in(text).last().map(|line| line.interest);
                 members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 members.extend(number.zip(interest));
             }
             None => {
                 // Several may go by one number, if it was closed and its file lives on under another.
                 let mut known: HashMap<RawFd, u32, FxBuildHasher> = HashMap::default();
-                for line in self.members_in(&text) {
+                for line in self.members_in(text) {
                     known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                     let known = known.entry(line.number).or_insert(0);
                     let which = std::mem::replace(known, *known + 1);
@@ -163,7 +184,10 @@ impl EpollBackend {
                         // A socket is opened once. The kernel looks members up one after the other,
                         // which would take long for each of many connections.
                         Some(inode) => line.inode.is_none_or(|known| known == inode),
-                        None => kernel::is_member(self.members(), line.number, which),
+                        None => {
+                            is_by_place = true;
+                            kernel::is_member(self.members(), line.number, which)
+                        }
                     };
                     if is_current {
                         members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
@@ -172,7 +196,7 @@ impl EpollBackend {
                 }
             }
         }
-        Ok(members)
+        Ok((members, is_by_place))
     }
 }
 

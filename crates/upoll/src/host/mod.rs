@@ -574,12 +574,13 @@ impl KernelBackend for EpollBackend {
         if self.is_found_lost() {
             self.restore(description)?;
         }
-        match self.nesting().is_some() && self.last_check.is_due() {
-            true => self
-                .restore_below(description.object())
-                .inspect_err(|_| self.last_check.repeat()),
-            false => Ok(()),
+        if self.nesting().is_some()
+            && let Some(begun) = self.last_check.due()
+        {
+            self.restore_below(description.object())?;
+            self.last_check.done(begun);
         }
+        Ok(())
     }
 
     #[inline]
@@ -604,7 +605,7 @@ impl KernelBackend for EpollBackend {
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = EpollBackend::ensure_nesting(outer)?;
-        above.ensure_intact(outer)?;
+        above.ensure_own_intact(outer)?;
         let interests = outer.object().lock();
         above.link(outer.object(), &interests, inner, Renew::No)?;
         drop(interests);

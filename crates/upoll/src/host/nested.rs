@@ -318,7 +318,7 @@ impl EpollBackend {
     pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
         // Events of a set below may wake a callback there.
         let _scope = Scope::enter();
-        let interests = set.lock();
+        let interests = set.lock_from_above();
         let mut queued = false;
         for &(special, events) in below {
             let mut kick = |slot| queued |= self.kick_slot(set, &interests, slot, special, events);

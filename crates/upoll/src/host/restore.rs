@@ -56,16 +56,28 @@ impl EpollBackend {
         self.restore_found_lost(description)
     }
 
+    /// As [`ensure_intact`](Self::ensure_intact), without a check of the sets below, of which one may be the caller.
+    pub(super) fn ensure_own_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
+        match self.is_found_lost() || own_fds::may_be_lost() && !self.is_in_place() {
+            true => self.restore(description),
+            false => Ok(()),
+        }
+    }
+
     #[inline]
     pub(super) fn is_half_restored(&self) -> bool {
         self.is_half_restored.load(Ordering::Relaxed)
     }
 
-    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
+    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself. It also links them, as another
+    /// thread that has made one anew may not have come to that.
     #[cold]
     pub(super) fn restore_below(&self, set: &Set) -> Result<(), Errno> {
         let below = self.sets_below(&set.lock())?;
-        below.iter().try_for_each(ensure_intact)
+        below.iter().try_for_each(|set| {
+            ensure_intact(set)?;
+            EpollBackend::ensure(set).map(drop)
+        })
     }
 
     /// See [`KernelBackend::restore_found_lost`]. If the kernel refuses something the next use of the set tries

@@ -44,7 +44,7 @@ pub(super) struct Entry {
     pub(super) seal: AtomicPtr<Seal>,
     /// The number under which the seal is in the set; of a member, the number of the set.
     pub(super) under: AtomicI32,
-    /// The data of the event that wakes a thread in the set.
+    /// The data of the event that wakes a thread in the set; of a member, the cookie of the socket, or 0.
     pub(super) data: AtomicU64,
     /// The events that the seal in the set is asked for.
     pub(super) asked: AtomicU32,
@@ -137,7 +137,10 @@ impl Entry {
 /// Returns whether a number stands for a kernel set or a seal of the library's, or for a file that the library has in one.
 /// Takes system calls if it did once.
 pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
-    entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number))
+    entry_at(number).is_some_and(|entry| {
+        let is_listed = || is_listed(entry.set_of_member(), number);
+        entry.number() == number && entry.is_at(number).unwrap_or_else(is_listed)
+    })
 }
 
 /// Ends the use of an entry.
@@ -260,7 +263,7 @@ const MOST_TURNS: u32 = 1100;
 
 /// Waits for another thread that is in the midst of a few instructions and a system call.
 #[cold]
-fn wait_a_turn(turns: u32) {
+pub(super) fn wait_a_turn(turns: u32) {
     match turns < 100 {
         true => hint::spin_loop(),
         false => kernel::sleep_a_millisecond(),
@@ -470,6 +473,8 @@ fn replace_moved<R>(
 ///
 /// To be called before anything else of the library is, and by the only thread. Async-signal-safe.
 pub(in crate::host) fn close_inherited() {
+    // The set whose members were closed as far as `/proc` lists them.
+    let mut listed = NONE;
     // A member is known by its set, and a set by its seal: the seals come last.
     for kind in [MEMBER, SET, SEAL] {
         for number in recorded(0, u32::MAX) {
@@ -480,7 +485,7 @@ pub(in crate::host) fn close_inherited() {
                 // A thread was in the midst of closing or moving it.
                 forget(number, entry);
             } else if entry.kind() == kind && !entry.is_needed_in_children() {
-                entry.close_in_child(number);
+                entry.close_in_child(number, &mut listed);
             }
         }
     }
@@ -499,34 +504,83 @@ impl Entry {
         self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
     }
 
-    /// Returns whether its number, of a set, of a member or of a seal, still stands for that.
-    fn is_at(&self, number: RawFd) -> bool {
-        if self.kind() == MEMBER {
-            // The set must not change. A child asks for its parent's, and another thread may have a member at that number
-            // at any moment: a member that is there for a moment only makes the number look like the library's.
-            let set = self.under.load(Ordering::SeqCst);
-            let is_set = |entry: &Entry| entry.kind() == SET && entry.number() == set;
-            return is_protected()
-                || entry_at(set).is_some_and(|entry| is_set(entry) && entry.is_at(set))
-                    && kernel::is_member_of(set, number).unwrap_or_else(|| is_listed(set, number));
-        }
-        let Some(seal) = self.seal() else {
-            return false;
-        };
-        is_protected()
-            || match self.kind() {
-                SEAL => seal.socket.is(number),
-                _ => seal.is_intact() && has_member(number, seal.number()),
-            }
+    /// The number of the set that a member is in.
+    fn set_of_member(&self) -> RawFd {
+        self.under.load(Ordering::SeqCst)
     }
 
-    fn close_in_child(&'static self, number: RawFd) {
+    /// Returns whether its number, of a set, of a member or of a seal, still stands for that. None: for a member only the list
+    /// in `/proc` shows it.
+    fn is_at(&self, number: RawFd) -> Option<bool> {
+        if is_protected() {
+            return Some(self.kind() == MEMBER || self.seal().is_some());
+        }
+        match self.kind() {
+            MEMBER => self.is_member_at(number),
+            SEAL => Some(self.seal().is_some_and(|seal| seal.socket.is(number))),
+            _ => Some(
+                self.seal()
+                    .is_some_and(|seal| seal.is_intact() && has_member(number, seal.number())),
+            ),
+        }
+    }
+
+    /// As [`is_at`](Self::is_at), of a member. The set must not change, as a child asks for its parent's. Another thread may have
+    /// a member at that number at any moment, and one that is there for a moment only makes the number look like the
+    /// library's.
+    fn is_member_at(&self, number: RawFd) -> Option<bool> {
+        let cookie = self.data.load(Ordering::SeqCst);
+        if cookie != 0
+            && let Some(is_same) = kernel::has_cookie(number, cookie)
+        {
+            return Some(is_same);
+        }
+        let set = self.set_of_member();
+        let is_set = |entry: &&Entry| entry.kind() == SET && entry.number() == set;
+        match entry_at(set)
+            .filter(is_set)
+            .and_then(|entry| entry.is_at(set))
+        {
+            // The kernel looks through the set from its first member on.
+            Some(true) => kernel::is_member_of(set, number),
+            _ => Some(false),
+        }
+    }
+
+    /// Ends the use of the number in a child. Where only `/proc` tells of members, that is read once for each set: those of the
+    /// set `listed` were closed by then. A file that has its inode with others stays open.
+    fn close_in_child(&'static self, number: RawFd, listed: &mut RawFd) {
         if self.seal().is_none() && self.kind() != MEMBER {
             return;
         }
-        if self.is_at(number) {
-            kernel::close(number);
+        match self.is_at(number) {
+            Some(true) => kernel::close(number),
+            Some(false) => {}
+            None => {
+                let set = self.set_of_member();
+                if std::mem::replace(listed, set) != set {
+                    each_listed(set, |number, inode| {
+                        let is_unknown = |entry: &&Entry| {
+                            entry.kind() == MEMBER
+                                && entry.set_of_member() == set
+                                && entry.number() == number
+                                && entry.is_at(number).is_none()
+                        };
+                        if let Some(entry) = entry_at(number).filter(is_unknown)
+                            && kernel::unshared_inode(number) == Some(inode)
+                        {
+                            kernel::close(number);
+                            entry.leave_in_child(number);
+                        }
+                        true
+                    });
+                }
+            }
         }
+        self.leave_in_child(number);
+    }
+
+    fn leave_in_child(&'static self, number: RawFd) {
         self.take_if(|known| known == number);
         forget(number, self);
     }
@@ -548,50 +602,62 @@ pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
 /// Whether `/proc` lists a member of the set `set` by this number, with the inode of the file that the number stands for.
 /// Changes nothing in the set, and takes no memory. Without `/proc` nothing is listed.
 fn is_listed(set: RawFd, number: RawFd) -> bool {
+    let mut is_found = false;
+    each_listed(set, |listed, inode| {
+        is_found = listed == number && kernel::inode(number) == Some(inode);
+        !is_found
+    });
+    is_found
+}
+
+/// Calls `goes_on` with the number and the inode of each member of the set `set` that `/proc` lists, until it returns false.
+/// Changes nothing in the set, and takes no memory.
+fn each_listed(set: RawFd, mut goes_on: impl FnMut(RawFd, u64) -> bool) {
     let mut path = [0; 40];
     // The byte behind the path stays zero.
     if write!(&mut path[..39], "/proc/self/fdinfo/{set}").is_err() {
-        return false;
+        return;
     }
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path ends with a zero byte.
     let opened = unsafe { syscall!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
     let Ok(file) = opened else {
-        return false;
+        return;
     };
-    let inode = kernel::inode(number);
     // A line has about 90 bytes.
-    let mut buffer = [0_u8; 512];
-    let (mut filled, mut is_found) = (0, false);
-    while !is_found {
-        if let Some(end) = buffer[..filled].iter().position(|&byte| byte == b'\n') {
-            is_found = lists(&buffer[..end], number, inode);
-            buffer.copy_within(end + 1..filled, 0);
-            filled -= end + 1;
-            continue;
-        }
+    let mut buffer = [0_u8; 4096];
+    let (mut filled, mut is_over) = (0, false);
+    while !is_over {
         let room = &mut buffer[filled..];
         // SAFETY: the buffer has as much room as is claimed.
         match unsafe { syscall!(SYS_read, file, room.as_mut_ptr(), room.len()) } {
             Ok(read @ 1..) => filled += read,
             _ => break,
         }
+        let mut begin = 0;
+        while let Some(length) = buffer[begin..filled].iter().position(|&byte| byte == b'\n')
+            && !is_over
+        {
+            let line = &buffer[begin..begin + length];
+            is_over = member_in(line).is_some_and(|(number, inode)| !goes_on(number, inode));
+            begin += length + 1;
+        }
+        buffer.copy_within(begin..filled, 0);
+        filled -= begin;
     }
     // SAFETY: opened above, and known to nobody else.
     let _ = unsafe { syscall!(SYS_close, file) };
-    is_found
 }
 
-/// Whether a line about a set in `/proc` is about a member by this number. Before Linux 4.13 it has no inode.
-fn lists(line: &[u8], number: RawFd, inode: Option<u64>) -> bool {
-    let mut words = std::str::from_utf8(line)
-        .unwrap_or_default()
-        .split_ascii_whitespace();
-    words.next() == Some("tfd:")
-        && words.next().and_then(|word| word.parse().ok()) == Some(number)
-        && words
-            .find_map(|word| word.strip_prefix("ino:"))
-            .is_none_or(|word| u64::from_str_radix(word, 16).ok() == inode)
+/// The number and the inode of the member that a line about a set in `/proc` is about. Before Linux 4.13 it has no inode.
+fn member_in(line: &[u8]) -> Option<(RawFd, u64)> {
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let number = words
+        .next()
+        .filter(|&word| word == "tfd:")
+        .and(words.next())?;
+    let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
+    Some((number.parse().ok()?, u64::from_str_radix(inode, 16).ok()?))
 }
 
 impl std::fmt::Debug for Entry {

@@ -32,7 +32,7 @@ pub(super) use self::entries::close_inherited;
 pub(super) use self::entries::hold_protected_numbers;
 pub(super) use self::entries::is_set_or_seal;
 use self::entries::{
-    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
+    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record, wait_a_turn,
 };
 pub use self::entries::{
     NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
@@ -57,6 +57,10 @@ const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
+
+/// How long a new set waits for a check of another thread, which is two system calls. A signal handler waits in vain for the
+/// thread that it has interrupted.
+const TURNS_OF_A_CHECK: u32 = 150;
 
 statics! {
     static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
@@ -110,34 +114,56 @@ pub(super) struct LastCheck {
     losses: AtomicU32,
 }
 
+/// The moment at which a check has begun.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    milliseconds: u32,
+    losses: u32,
+}
+
+impl Begun {
+    fn now() -> Self {
+        Begun {
+            milliseconds: kernel::coarse_milliseconds(),
+            losses: losses(),
+        }
+    }
+}
+
 impl LastCheck {
     const PERIOD_MS: u32 = 500;
 
     pub(super) fn new() -> Self {
+        let Begun {
+            milliseconds,
+            losses,
+        } = Begun::now();
         LastCheck {
-            milliseconds: AtomicU32::new(kernel::coarse_milliseconds()),
-            losses: AtomicU32::new(losses()),
+            milliseconds: AtomicU32::new(milliseconds),
+            losses: AtomicU32::new(losses),
         }
     }
 
-    /// Returns whether another check is due, which the caller makes then: half as long after the last one as
-    /// a thread sleeps at most, or if a lost fd was met since.
-    pub(super) fn is_due(&self) -> bool {
-        let (now, losses) = (kernel::coarse_milliseconds(), losses());
-        let is_due = !is_protected()
-            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= Self::PERIOD_MS
-                || losses != self.losses.load(Ordering::Relaxed));
-        if is_due {
-            self.milliseconds.store(now, Ordering::Relaxed);
-            self.losses.store(losses, Ordering::Relaxed);
+    /// Returns the beginning of another check if one is due, which the caller makes then. It is due half as long after the last
+    /// one as a thread sleeps at most, or if a lost fd was met since. Another thread that asks before it is
+    /// [done](Self::done) makes one, too: what the first one repairs may not be in place yet.
+    pub(super) fn due(&self) -> Option<Begun> {
+        if is_protected() {
+            return None;
         }
-        is_due
+        let now = Begun::now();
+        let passed = now
+            .milliseconds
+            .wrapping_sub(self.milliseconds.load(Ordering::Relaxed));
+        let is_due = passed >= Self::PERIOD_MS || now.losses != self.losses.load(Ordering::Acquire);
+        is_due.then_some(now)
     }
 
-    /// Makes the next check due at once: the last one found something that could not be repaired.
-    pub(super) fn repeat(&self) {
-        let long_ago = kernel::coarse_milliseconds().wrapping_sub(Self::PERIOD_MS);
-        self.milliseconds.store(long_ago, Ordering::Relaxed);
+    /// All was found, or repaired, by the check that has begun then. A loss that came later makes another one due.
+    pub(super) fn done(&self, begun: Begun) {
+        self.milliseconds
+            .store(begun.milliseconds, Ordering::Relaxed);
+        self.losses.store(begun.losses, Ordering::Release);
     }
 }
 
@@ -226,11 +252,11 @@ impl OwnFd {
         })
     }
 
-    /// A kernel set that was just opened, with the seal in it from now on.
+    /// A kernel set that was just opened, with the seal in it from now on. An adopted set may have that already.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd for the seal, or no memory.
-    pub(super) fn sealed(set: OwnFd) -> Result<Self, Errno> {
+    pub(super) fn sealed(set: OwnFd, is_adopted: bool) -> Result<Self, Errno> {
         let mut set = set;
         set.proof = Proof::Sealed;
         let made = SETS_MADE.fetch_add(1, Ordering::Relaxed);
@@ -256,7 +282,15 @@ impl OwnFd {
             let change = |op, under| {
                 set.try_call(|set| kernel::epoll_ctl_by_number(set, op, under, &Event::default()))
             };
-            let added = change(Op::Add, under);
+            let mut added = change(Op::Add, under);
+            // Another thread may check a lost set of that number at this moment, and takes the seal out again.
+            for turns in 0..TURNS_OF_A_CHECK {
+                if added != Err(Errno::EXIST) || is_adopted || is_protected() {
+                    break;
+                }
+                wait_a_turn(turns);
+                added = change(Op::Add, under);
+            }
             if is_protected() && seal.number() != under {
                 // The seal was moved meanwhile, and `under` may mean a file of the program's.
                 let _ = change(Op::Del, under);
@@ -306,23 +340,16 @@ impl OwnFd {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
         let mut file = kernel::duplicate(number)?;
-        loop {
-            let under = set.as_raw_fd();
-            match kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing) {
-                Ok(()) => {
-                    file.proof = Proof::MemberOf(SharedBox::clone(set));
-                    file.entry.under.store(under, Ordering::SeqCst);
-                    file.entry.kind.store(MEMBER, Ordering::Release);
-                    return Ok(file);
-                }
-                // The file is a member by a number that was new: it is left over from an own fd that the program has closed.
-                Err(Errno::EXIST) => {
-                    let next = file.as_raw_fd() + 1;
-                    file = kernel::duplicate_from(number, next)?;
-                }
-                Err(errno) => return Err(errno),
-            }
-        }
+        let under = set.as_raw_fd();
+        // A member by a number that was new is left over from an own fd that the program has closed. That one has lost its number
+        // here, so nobody takes the member out of the set.
+        super::exists(kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing))?;
+        file.proof = Proof::MemberOf(SharedBox::clone(set));
+        file.entry.under.store(under, Ordering::SeqCst);
+        let cookie = kernel::socket_cookie(file.as_raw_fd());
+        file.entry.data.store(cookie.unwrap_or(0), Ordering::SeqCst);
+        file.entry.kind.store(MEMBER, Ordering::Release);
+        Ok(file)
     }
 
     /// Closes the set that the file is a member of, too.

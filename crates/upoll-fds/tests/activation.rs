@@ -1,0 +1,131 @@
+//! A set that becomes active while the process has no free fd. In a process of its own, whose limit of fds is changed.
+#![cfg(not(upoll_loom))]
+
+use std::os::fd::RawFd;
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use upoll::{Errno, Event, Events, Op};
+
+/// One test at a time: each changes the limit of fds.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets the limit of open files, and returns the one before.
+fn limit_of_files(limit: libc::rlim_t) -> libc::rlim_t {
+    let mut now = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is live.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut now), 0);
+        let before = std::mem::replace(&mut now.rlim_cur, limit);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const now), 0);
+        before
+    }
+}
+
+fn polled(epfd: RawFd) -> Result<usize, Errno> {
+    let mut entry = libc::pollfd {
+        fd: epfd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the entry is live.
+    unsafe { upoll_fds::poll(&raw mut entry, 1, 1) }
+}
+
+/// Runs `call` while the process has no free fd.
+fn without_fds<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: the call takes no pointers.
+    let open = || unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 0) };
+    let before = limit_of_files(64);
+    let taken: Vec<RawFd> = std::iter::repeat_with(open)
+        .take_while(|&fd| fd >= 0)
+        .collect();
+    let result = call();
+    for fd in taken {
+        // SAFETY: it was opened above.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+    limit_of_files(before);
+    result
+}
+
+fn wait(epfd: RawFd, timeout: i32) -> Result<usize, Errno> {
+    let mut events = [Event::default(); 4];
+    // SAFETY: the events are live.
+    unsafe { upoll_fds::epoll_wait(epfd, events.as_mut_ptr(), 4, timeout) }
+}
+
+fn add(epfd: RawFd, fd: RawFd) -> Result<(), Errno> {
+    let interest = Event::new(Events::IN, 7);
+    // SAFETY: the interest is live.
+    unsafe { upoll_fds::epoll_ctl(epfd, Op::Add as i32, fd, &raw const interest) }
+}
+
+/// Starts a thread that waits in the set. Returns when it sleeps there.
+fn asleep_in(epfd: RawFd) -> mpsc::Receiver<Result<usize, Errno>> {
+    let (send, receive) = mpsc::channel();
+    let (send_tid, tid) = mpsc::channel();
+    thread::spawn(move || {
+        // SAFETY: the call takes no arguments.
+        send_tid.send(unsafe { libc::gettid() }).unwrap();
+        send.send(wait(epfd, 20_000)).unwrap();
+    });
+    let syscall = format!("/proc/self/task/{}/syscall", tid.recv().unwrap());
+    let sleeps = || {
+        let syscall = std::fs::read_to_string(&syscall).unwrap_or_default();
+        let number = syscall.split(' ').next().and_then(|word| word.parse().ok());
+        number == Some(libc::SYS_epoll_pwait) || number == Some(libc::SYS_epoll_pwait2)
+    };
+    for _ in 0..10_000 {
+        if sleeps() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    receive
+}
+
+#[test]
+fn a_thread_that_waits_in_a_set_learns_of_a_change_that_had_no_fd_for_its_wakeup_at_first() {
+    let _alone = alone();
+    let epfd = upoll_fds::epoll_create1(0).unwrap();
+    let counter = upoll_fds::eventfd(0, 0).unwrap();
+    let waits = asleep_in(epfd);
+    assert_eq!(without_fds(|| polled(epfd)), Err(Errno::MFILE));
+
+    add(epfd, counter).unwrap();
+    let one = 1_u64.to_ne_bytes();
+    // SAFETY: the bytes are live.
+    assert_eq!(unsafe { upoll_fds::write(counter, one.as_ptr(), 8) }, Ok(8));
+    assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(Ok(1)));
+}
+
+#[test]
+fn a_set_without_an_fd_for_its_change_is_waited_in_as_before() {
+    let _alone = alone();
+    let epfd = upoll_fds::epoll_create1(0).unwrap();
+    let waits = asleep_in(epfd);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let reader = std::os::fd::AsRawFd::as_raw_fd(&reader);
+    let found = without_fds(|| {
+        assert_eq!(polled(epfd), Err(Errno::MFILE));
+        assert_eq!(wait(epfd, 0), Ok(0));
+        add(epfd, reader).unwrap();
+        assert_eq!(polled(epfd), Err(Errno::MFILE));
+        assert_eq!(wait(epfd, 0), Ok(0));
+        std::io::Write::write_all(&mut writer, b"x").unwrap();
+        wait(epfd, 10_000)
+    });
+    assert_eq!(found, Ok(1));
+    assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(Ok(1)));
+    assert_eq!(polled(epfd), Ok(1));
+    assert_eq!(wait(epfd, 10_000), Ok(1));
+}

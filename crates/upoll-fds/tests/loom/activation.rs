@@ -1,0 +1,144 @@
+//! A set that becomes active while threads wait in its kernel set, and add members there.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use crate::harness::{model, must_fail_without};
+use crate::hazard::{Mark, wait_until_unmarked};
+use crate::look_ups::slot_of;
+use crate::object::Object;
+use crate::passivity::Passivity;
+use crate::sync::Rule;
+
+/// A set, and what the kernel set behind it has.
+struct Set {
+    passivity: Passivity,
+    is_interrupted: Mutex<bool>,
+    interrupts: Condvar,
+    has_member: AtomicBool,
+    is_adopted: AtomicBool,
+}
+
+impl Set {
+    fn new() -> Arc<Self> {
+        Arc::new(Set {
+            passivity: Passivity::passive(),
+            is_interrupted: Mutex::new(false),
+            interrupts: Condvar::new(),
+            has_member: AtomicBool::new(false),
+            is_adopted: AtomicBool::new(false),
+        })
+    }
+
+    fn mark(&self) -> Mark {
+        Mark::of(self)
+    }
+
+    /// Waits in the kernel set, if that serves the set, until it is interrupted.
+    fn wait(&self) {
+        let slot = slot_of(&Object::new());
+        let mark = |_: &Object| self.passivity.stays_passive().then(|| self.mark());
+        slot.while_marked(mark, || {
+            let mut is_interrupted = self.is_interrupted.lock().unwrap();
+            while !*is_interrupted {
+                is_interrupted = self.interrupts.wait(is_interrupted).unwrap();
+            }
+        });
+    }
+
+    /// Makes the set active. An interruption is prepared, if `has_fds`.
+    fn activate(&self, has_fds: bool) -> Result<(), ()> {
+        let interrupts = self.passivity.activate(|| {
+            let is_awaited = !wait_until_unmarked(self.mark(), false);
+            if is_awaited && !has_fds {
+                return Err(());
+            }
+            if self.passivity.members() > 0 {
+                self.is_adopted.store(true, Ordering::Relaxed);
+            }
+            Ok(is_awaited)
+        })?;
+        if interrupts == Some(true) {
+            *self.is_interrupted.lock().unwrap() = true;
+            self.interrupts.notify_all();
+        }
+        Ok(())
+    }
+
+    fn add(&self) {
+        self.passivity.add(|| {
+            self.has_member.store(true, Ordering::Relaxed);
+            Ok::<(), ()>(())
+        });
+    }
+}
+
+/// A thread begins to wait in the kernel set while the set becomes active: it is interrupted, or does not wait there.
+fn waiting_against_activating() {
+    model(4, || {
+        let set = Set::new();
+        let waiter = {
+            let set = set.clone();
+            thread::spawn(move || set.wait())
+        };
+        set.activate(true).unwrap();
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn no_thread_waits_in_the_kernel_set_of_an_active_set() {
+    waiting_against_activating();
+}
+
+#[test]
+fn a_wait_that_begins_during_an_uncounted_activation_is_not_interrupted() {
+    must_fail_without(Rule::CountActivations, waiting_against_activating);
+}
+
+/// An activation without fds beside another one: it either has nobody to interrupt, or changes nothing.
+#[test]
+fn an_activation_without_fds_changes_nothing_while_a_thread_waits() {
+    model(3, || {
+        let set = Set::new();
+        let [waiter, activates] = [true, false].map(|waits| {
+            let set = set.clone();
+            thread::spawn(move || match waits {
+                true => set.wait(),
+                false => drop(set.activate(false)),
+            })
+        });
+        activates.join().unwrap();
+        set.activate(true).unwrap();
+        waiter.join().unwrap();
+        assert!(!set.passivity.is_passive());
+    });
+}
+
+/// A member is added to the kernel set while the set becomes active: it is adopted.
+fn adding_against_activating() {
+    model(4, || {
+        let set = Set::new();
+        let adds = {
+            let set = set.clone();
+            thread::spawn(move || set.add())
+        };
+        set.activate(true).unwrap();
+        adds.join().unwrap();
+        let is_adopted = set.is_adopted.load(Ordering::Relaxed);
+        assert!(is_adopted || !set.has_member.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn an_active_set_has_adopted_all_members() {
+    adding_against_activating();
+}
+
+#[test]
+fn a_member_that_comes_during_an_uncounted_activation_is_not_adopted() {
+    must_fail_without(Rule::CountActivations, adding_against_activating);
+}
