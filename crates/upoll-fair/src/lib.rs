@@ -14,12 +14,10 @@ mod raw;
 mod sets;
 mod settings;
 mod shared;
-mod sleeping;
 mod stats;
 mod wait;
 
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -32,14 +30,13 @@ static END: extern "C" fn() = end;
 /// The constructor. glibc passes it the arguments of `main`.
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     lock::start();
-    hooks::start();
     // SAFETY: this is the environment of the process.
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
     stats::prepare();
-    // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork
+    // SAFETY: the handler is a function of a library that is never unloaded. Without memory for it a fork
     // in the middle of a change could leave the child's table locked.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
 }
 
 /// The destructor, which runs at `exit`.
@@ -50,22 +47,13 @@ extern "C" fn end() {
     }
 }
 
-/// Whether the last fork was of the process that the tables are about, and not of a child by a raw `clone`.
-static FORKED_BY_OWNER: AtomicBool = AtomicBool::new(false);
-
-/// Holds no lock during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
+/// No lock is held during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
 /// holds them may need ours.
-extern "C" fn before_fork() {
-    let is_owner = lock::is_owner();
-    if FORKED_BY_OWNER.load(Ordering::Relaxed) != is_owner {
-        FORKED_BY_OWNER.store(is_owner, Ordering::Relaxed);
-    }
-}
-
 extern "C" fn after_fork_in_child() {
+    // Otherwise the parent is a child by a raw `clone`, or has ended.
+    let is_of_owner = shared::parent() == lock::owner();
     // In the midst of what change a thread of the parent was does not matter: no set of the parent's is changed here.
     lock::start();
-    sets::after_fork();
-    sleeping::after_fork(FORKED_BY_OWNER.load(Ordering::Relaxed));
+    sets::after_fork(is_of_owner);
     shared::after_fork();
 }
