@@ -13,7 +13,7 @@ use crate::polls::{self, Poll, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
-use crate::wait::{self, Events, from_millis, from_timespec, to_timespec};
+use crate::wait::{self, from_millis, from_timespec, to_timespec};
 
 /// Exports functions under the C library's names. The contract of each is that of the C library's: pointers are valid as
 /// far as the kernel or the C library reads them.
@@ -49,42 +49,37 @@ exports! {
     }
 
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, capacity: c_int, timeout: c_int) -> c_int {
+        if let Some(set) = sets::find(epfd) {
+            // SAFETY: the caller's contract.
+            return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), std::ptr::null()) };
+        }
         // SAFETY: the caller's contract.
-        let kernels = || unsafe { next::epoll_wait(epfd, events, capacity, timeout) };
-        let Some(set) = sets::find(epfd) else {
-            return kernels();
-        };
-        let (events, limit) = (Events { start: events, capacity }, from_millis(timeout));
-        // SAFETY: the caller's contract.
-        unsafe { wait::wait(set, epfd, &events, limit, std::ptr::null(), &kernels) }
+        unsafe { next::epoll_wait(epfd, events, capacity, timeout) }
     }
 
     fn epoll_pwait(
         epfd: c_int, events: *mut epoll_event, capacity: c_int, timeout: c_int, mask: *const sigset_t
     ) -> c_int {
+        if let Some(set) = sets::find(epfd) {
+            // SAFETY: the caller's contract.
+            return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), mask) };
+        }
         // SAFETY: the caller's contract.
-        let kernels = || unsafe { next::epoll_pwait(epfd, events, capacity, timeout, mask) };
-        let Some(set) = sets::find(epfd) else {
-            return kernels();
-        };
-        let (events, limit) = (Events { start: events, capacity }, from_millis(timeout));
-        // SAFETY: the caller's contract.
-        unsafe { wait::wait(set, epfd, &events, limit, mask, &kernels) }
+        unsafe { next::epoll_pwait(epfd, events, capacity, timeout, mask) }
     }
 
     fn epoll_pwait2(
         epfd: c_int, events: *mut epoll_event, capacity: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
+        if let Some(set) = sets::find(epfd)
+            // SAFETY: the caller's contract; the C library reads the time, too.
+            && let Some(limit) = from_timespec(unsafe { timeout.as_ref() })
+        {
+            // SAFETY: the caller's contract.
+            return unsafe { wait::wait(set, epfd, events, capacity, limit, mask) };
+        }
         // SAFETY: the caller's contract.
-        let kernels = || unsafe { next::epoll_pwait2(epfd, events, capacity, timeout, mask) };
-        // SAFETY: the caller's contract.
-        let known = sets::find(epfd).and_then(|set| Some((set, from_timespec(unsafe { timeout.as_ref() })?)));
-        let Some((set, limit)) = known else {
-            return kernels();
-        };
-        let events = Events { start: events, capacity };
-        // SAFETY: the caller's contract.
-        unsafe { wait::wait(set, epfd, &events, limit, mask, &kernels) }
+        unsafe { next::epoll_pwait2(epfd, events, capacity, timeout, mask) }
     }
 
     fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -97,13 +92,9 @@ exports! {
     }
 
     fn ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        if fds::has_listener()
-            // SAFETY: the caller's contract; the C library reads the time, too.
-            && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+        if fds::has_listener() {
             // SAFETY: the caller's contract.
-            && let Some(result) = unsafe { polls::wait(&Poll::new(list, count), limit, mask) }
-        {
-            return result;
+            return unsafe { ppoll_special(list, count, timeout, mask) };
         }
         // SAFETY: the caller's contract.
         unsafe { next::ppoll(list, count, timeout, mask) }
@@ -133,10 +124,9 @@ exports! {
     fn select(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
     ) -> c_int {
-        // SAFETY: the caller's contract.
-        if fds::has_listener() && unsafe { Select::is_special(count, read) } {
+        if fds::has_listener() {
             // SAFETY: the caller's contract.
-            return unsafe { select_special(count, [read, write, except], timeout) };
+            return unsafe { select_special(count, read, write, except, timeout) };
         }
         // SAFETY: the caller's contract.
         unsafe { next::select(count, read, write, except, timeout) }
@@ -146,15 +136,9 @@ exports! {
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t
     ) -> c_int {
-        if fds::has_listener()
-            // SAFETY: the caller's contract; the C library reads the time, too.
-            && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+        if fds::has_listener() {
             // SAFETY: the caller's contract.
-            && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
-            // SAFETY: the caller's contract.
-            && let Some(result) = unsafe { polls::wait(&call, limit, mask) }
-        {
-            return result;
+            return unsafe { pselect_special(count, read, write, except, timeout, mask) };
         }
         // SAFETY: the caller's contract.
         unsafe { next::pselect(count, read, write, except, timeout, mask) }
@@ -281,13 +265,63 @@ unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_in
     result.unwrap_or_else(|| unsafe { next::poll(list, count, timeout) })
 }
 
-/// `select(2)` with an fd that is not known to be an ordinary one.
+/// `ppoll(2)` in a process with a listening socket.
+///
+/// # Safety
+/// That of `ppoll`.
+#[cold]
+#[inline(never)]
+unsafe fn ppoll_special(
+    list: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract; the C library reads the time, too.
+    if let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+        // SAFETY: the caller's contract.
+        && let Some(result) = unsafe { polls::wait(&Poll::new(list, count), limit, mask) }
+    {
+        return result;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { next::ppoll(list, count, timeout, mask) }
+}
+
+/// `select(2)` in a process with a listening socket.
+///
+/// # Safety
+/// That of `select`.
+#[inline(never)]
+unsafe fn select_special(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    if unsafe { Select::is_special(count, read) } {
+        // SAFETY: the caller's contract.
+        if let Some(result) = unsafe { wait_in_select(count, [read, write, except], timeout) } {
+            return result;
+        }
+    }
+    // SAFETY: the caller's contract.
+    unsafe { next::select(count, read, write, except, timeout) }
+}
+
+/// Returns `None` if the call is the kernel's.
 ///
 /// # Safety
 /// That of `select`.
 #[cold]
 #[inline(never)]
-unsafe fn select_special(count: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> c_int {
+unsafe fn wait_in_select(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timeval,
+) -> Option<c_int> {
     // SAFETY: the caller's contract; the C library reads the time, too.
     let time = unsafe { timeout.as_ref() }.map(|time| timespec {
         tv_sec: time.tv_sec,
@@ -295,25 +329,63 @@ unsafe fn select_special(count: c_int, sets: [*mut fd_set; 3], timeout: *mut tim
         tv_nsec: time.tv_usec.saturating_mul(1000),
     });
     let start = raw::now();
-    if let Some(limit @ 1..) = from_timespec(time.as_ref())
+    let limit = from_timespec(time.as_ref()).filter(|&limit| limit != 0)?;
+    // SAFETY: the caller's contract.
+    let call = unsafe { Select::new(count, sets)? };
+    // SAFETY: no mask is given.
+    let result = unsafe { polls::wait(&call, limit, std::ptr::null()) };
+    // SAFETY: the caller's contract; the C library stores the time that is left, too.
+    if let Some(timeout) = unsafe { timeout.as_mut() } {
+        let left = to_timespec(start.saturating_add(limit).saturating_sub(raw::now()));
+        timeout.tv_sec = left.tv_sec;
+        timeout.tv_usec = left.tv_nsec / 1000;
+    }
+    result
+}
+
+/// `pselect(2)` in a process with a listening socket.
+///
+/// # Safety
+/// That of `pselect`.
+#[inline(never)]
+unsafe fn pselect_special(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    if unsafe { Select::is_special(count, read) } {
+        let sets = [read, write, except];
         // SAFETY: the caller's contract.
-        && let Some(call) = unsafe { Select::new(count, sets) }
-    {
-        // SAFETY: no mask is given.
-        let result = unsafe { polls::wait(&call, limit, std::ptr::null()) };
-        // SAFETY: the caller's contract; the C library stores the time that is left, too.
-        if let Some(timeout) = unsafe { timeout.as_mut() } {
-            let left = to_timespec(start.saturating_add(limit).saturating_sub(raw::now()));
-            timeout.tv_sec = left.tv_sec;
-            timeout.tv_usec = left.tv_nsec / 1000;
-        }
-        if let Some(result) = result {
+        if let Some(result) = unsafe { wait_in_pselect(count, sets, timeout, mask) } {
             return result;
         }
     }
-    let [read, write, except] = sets;
     // SAFETY: the caller's contract.
-    unsafe { next::select(count, read, write, except, timeout) }
+    unsafe { next::pselect(count, read, write, except, timeout, mask) }
+}
+
+/// Returns `None` if the call is the kernel's.
+///
+/// # Safety
+/// That of `pselect`.
+#[cold]
+#[inline(never)]
+unsafe fn wait_in_pselect(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    // SAFETY: the caller's contract; the C library reads the time, too.
+    let limit = from_timespec(unsafe { timeout.as_ref() }).filter(|&limit| limit != 0)?;
+    // SAFETY: the caller's contract.
+    let call = unsafe { Select::new(count, sets)? };
+    // SAFETY: the caller's contract.
+    unsafe { polls::wait(&call, limit, mask) }
 }
 
 fn see_listener(fd: c_int) {
@@ -341,7 +413,7 @@ fn accepted(fd: c_int, connection: c_int) {
 
 fn close_from(first: c_int) {
     static NEXT: Next = Next::new(c"closefrom");
-    let address = NEXT.address();
+    let address = NEXT.look_up();
     if !address.is_null() {
         type Function = unsafe extern "C-unwind" fn(c_int);
         // SAFETY: this is the C library's function of that name, which has this type.

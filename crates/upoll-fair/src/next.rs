@@ -19,19 +19,14 @@ impl Next {
         }
     }
 
-    /// Returns the address of the function, or null if the C library is too old to have it.
+    /// Returns the address of the function. Null if it was not looked up yet, or the C library is too old to have it.
     #[inline]
-    pub(crate) fn address(&self) -> *mut c_void {
-        let found = self.found.load(Ordering::Relaxed);
-        if found.is_null() {
-            self.look_up()
-        } else {
-            found
-        }
+    pub(crate) fn known(&self) -> *mut c_void {
+        self.found.load(Ordering::Relaxed)
     }
 
     #[cold]
-    fn look_up(&self) -> *mut c_void {
+    pub(crate) fn look_up(&self) -> *mut c_void {
         // SAFETY: the name is a C string.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Relaxed);
@@ -46,18 +41,29 @@ macro_rules! c_library {
         /// That of the C library's.
         #[inline]
         pub(crate) unsafe fn $name($($argument: $kind),*) -> $result {
+            type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
             static NEXT: Next = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => Next::new(name),
                 Err(_) => panic!("a name has no zeros"),
             };
-            let address = NEXT.address();
-            if address.is_null() {
-                crate::raw::set_errno(libc::ENOSYS);
-                return -1;
+            // A function of its own leaves the registers of the exported function alone.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C-unwind" fn after_look_up($($argument: $kind),*) -> $result {
+                if NEXT.look_up().is_null() {
+                    crate::raw::set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: the caller's contract.
+                unsafe { $name($($argument),*) }
             }
-            type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
-            // SAFETY: this is the C library's function of that name, which has this type.
-            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+            let address = NEXT.known();
+            let function: Function = if address.is_null() {
+                after_look_up
+            } else {
+                // SAFETY: this is the C library's function of that name, which has this type.
+                unsafe { std::mem::transmute::<*mut c_void, Function>(address) }
+            };
             // SAFETY: the caller's contract.
             unsafe { function($($argument),*) }
         }

@@ -77,7 +77,7 @@ pub(crate) trait Call {
     /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
 
-    /// Returns whether the call holds a listening socket. To be called after `make`.
+    /// Returns whether the call holds a listening socket, and takes note of all fds. To be called after `make`.
     fn has_listener(&self) -> bool;
 
     /// Returns whether the last `make` found a listening socket ready.
@@ -142,28 +142,34 @@ impl Call for Poll {
 const WORD: usize = u64::BITS as usize;
 type Words = [u64; LAST_SELECTED / WORD];
 
-/// Returns the fds that a word of a set stands for.
-#[inline]
-fn fds_in(word: usize, mut bits: u64) -> impl Iterator<Item = c_int> {
-    let first = c_int::try_from(word * WORD).unwrap_or(0);
-    std::iter::from_fn(move || {
-        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
-        bits &= bits - 1;
-        Some(first + bit.cast_signed())
-    })
-}
-
-/// Returns the fds below `count` in a set.
+/// Returns whether a function returns true for an fd below `count` in a set.
 ///
 /// # Safety
 /// The set must have `count` bits, rounded up to a word.
 #[inline]
-unsafe fn selected(set: *const fd_set, count: c_int) -> impl Iterator<Item = c_int> {
-    let words = usize::try_from(count).unwrap_or(0).div_ceil(WORD);
-    // SAFETY: the caller's contract.
-    let read = move |word| unsafe { set.cast::<u64>().add(word).read_unaligned() };
-    let fds = (0..words).flat_map(move |word| fds_in(word, read(word)));
-    fds.filter(move |&fd| fd < count)
+unsafe fn any_selected(
+    set: *const fd_set,
+    count: c_int,
+    mut is: impl FnMut(c_int) -> bool,
+) -> bool {
+    let mut first = 0;
+    while first < count {
+        // SAFETY: the caller's contract.
+        let mut bits = unsafe {
+            set.cast::<u64>()
+                .add(first as usize / WORD)
+                .read_unaligned()
+        };
+        while bits != 0 {
+            let fd = first + bits.trailing_zeros().cast_signed();
+            if fd < count && is(fd) {
+                return true;
+            }
+            bits &= bits - 1;
+        }
+        first += WORD as c_int;
+    }
+    false
 }
 
 /// Returns whether a set is null or can be read; the kernel refuses other ones.
@@ -185,24 +191,22 @@ impl Select {
     /// read.
     ///
     /// # Safety
-    /// That of `selected`, if the set can be read.
+    /// That of `any_selected`, if the set can be read.
     #[inline]
     pub(crate) unsafe fn is_special(count: c_int, read: *const fd_set) -> bool {
         !read.is_null()
             && (1..=LAST_SELECTED as c_int).contains(&count)
             && is_readable(read, count)
             // SAFETY: the caller's contract.
-            && unsafe { selected(read, count) }.any(|fd| fds::kind(fd) != ORDINARY)
+            && unsafe { any_selected(read, count, |fd| fds::kind(fd) != ORDINARY) }
     }
 
-    /// Saves the sets; `None` if one cannot be read, or the call is none for the library.
+    /// Saves the sets. Returns `None` if one cannot be read, or none of the fds to read is a listening socket.
     ///
     /// # Safety
-    /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives.
+    /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        // SAFETY: the caller's contract.
-        let is_special = unsafe { Select::is_special(count, sets[0]) };
-        if !is_special || !sets.iter().all(|&set| is_readable(set, count)) {
+        if !sets.iter().all(|&set| is_readable(set, count)) {
             return None;
         }
         let mut call = Select {
@@ -222,18 +226,13 @@ impl Select {
                     .copy_to_nonoverlapping(saved.as_mut_ptr().cast(), size)
             };
         }
-        Some(call)
+        // Now, so that all fds are known, also if one is always ready.
+        call.has_listener().then_some(call)
     }
 
     /// Returns the size of each set.
     fn size(&self) -> usize {
         usize::try_from(self.count).unwrap_or(0).div_ceil(WORD) * size_of::<u64>()
-    }
-
-    /// Returns the fds that a saved set holds.
-    fn saved(&self, which: usize) -> impl Iterator<Item = c_int> {
-        // SAFETY: a saved set has room for all fds of a call.
-        unsafe { selected(self.saved[which].as_ptr().cast(), self.count) }
     }
 }
 
@@ -245,13 +244,20 @@ impl Call for Select {
     }
 
     fn has_listener(&self) -> bool {
-        self.saved(0)
-            .fold(false, |found, fd| found | is_listener(fd))
+        let mut found = false;
+        // SAFETY: a saved set has room for all fds of a call.
+        unsafe {
+            any_selected(self.saved[0].as_ptr().cast(), self.count, |fd| {
+                found |= is_listener(fd);
+                false
+            })
+        };
+        found
     }
 
     fn found_listener(&self) -> bool {
         // SAFETY: the contract of `new`; the set that is read is not null.
-        unsafe { selected(self.sets[0], self.count) }.any(|fd| fds::kind(fd) == LISTENER)
+        unsafe { any_selected(self.sets[0], self.count, |fd| fds::kind(fd) == LISTENER) }
     }
 
     fn watched(&self) -> Option<Watched> {

@@ -80,7 +80,7 @@ pub(crate) struct Sleeper {
     group: Cell<Option<&'static Group>>,
 }
 
-/// What a sleep returns events in.
+/// Where a wait puts events.
 pub(crate) struct Events {
     pub(crate) start: *mut epoll_event,
     pub(crate) capacity: c_int,
@@ -145,7 +145,7 @@ impl Sleeper {
             };
             let left = end.saturating_sub(now);
             // SAFETY: the caller's contract.
-            let count = unsafe { self.nap(events, left.min(nap), mask) };
+            let count = unsafe { nap_in(self.epfd, events, left.min(nap), self.mask(mask)) };
             Group::leave(group, place);
             if count != 0 || left <= nap {
                 break count;
@@ -158,27 +158,6 @@ impl Sleeper {
         };
         self.wake();
         count
-    }
-
-    /// # Safety
-    /// That of `sleep`.
-    unsafe fn nap(&self, events: &Events, nanos: u64, mask: *const sigset_t) -> c_int {
-        let mask = self.mask(mask);
-        let (start, capacity) = (events.start, events.capacity);
-        if !nanos.is_multiple_of(MILLI) && nanos != NEVER {
-            let time = to_timespec(nanos);
-            // SAFETY: the caller's contract.
-            let count =
-                unsafe { next::epoll_pwait2(self.epfd, start, capacity, &raw const time, mask) };
-            // The kernel or the C library is old, or a filter in a container is.
-            if count >= 0 || !matches!(raw::errno(), libc::ENOSYS | libc::EPERM) {
-                return count;
-            }
-        }
-        // More than fits has no limit.
-        let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
-        // SAFETY: the caller's contract.
-        unsafe { next::epoll_pwait(self.epfd, start, capacity, millis, mask) }
     }
 
     /// Returns the mask to sleep with: null stands for the thread's own.
@@ -241,22 +220,45 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
     raw::restore_signals(sleeper.signals);
 }
 
+/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel.
+///
+/// # Safety
+/// That of `epoll_pwait`.
+unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t) -> c_int {
+    let (start, capacity) = (events.start, events.capacity);
+    if !nanos.is_multiple_of(MILLI) && nanos != NEVER {
+        let time = to_timespec(nanos);
+        // SAFETY: the caller's contract.
+        let count = unsafe { next::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
+        // The kernel or the C library is old, or the filter of a container is.
+        if count >= 0 || !matches!(raw::errno(), libc::ENOSYS | libc::EPERM) {
+            return count;
+        }
+    }
+    // More than fits has no limit.
+    let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
+    // SAFETY: the caller's contract.
+    unsafe { next::epoll_pwait(epfd, start, capacity, millis, mask) }
+}
+
 /// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most. `mask` is null for the thread's own
-/// mask. `kernels` is the program's call.
+/// mask.
 ///
 /// # Safety
 /// That of `epoll_pwait`.
 #[cold]
+#[inline(never)]
 pub(crate) unsafe fn wait(
     set: &'static Set,
     epfd: c_int,
-    events: &Events,
+    start: *mut epoll_event,
+    capacity: c_int,
     limit: u64,
     mask: *const sigset_t,
-    kernels: &dyn Fn() -> c_int,
 ) -> c_int {
+    let events = &Events { start, capacity };
     // SAFETY: the caller's contract.
-    let take = || unsafe { next::epoll_wait(epfd, events.start, events.capacity, 0) };
+    let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
     let mut count = take();
     if count == 0 {
         let now = raw::now();
@@ -270,17 +272,18 @@ pub(crate) unsafe fn wait(
             }
         }
         if count == 0 && limit != 0 {
-            let sleeper = fall_asleep(set, epfd);
             let end = now.saturating_add(limit);
-            count = sleeper.map_or_else(kernels, |sleeper| {
+            count = match fall_asleep(set, epfd) {
                 // SAFETY: the caller's contract.
-                sleeper.run(&|| unsafe { sleeper.sleep(events, now, end, mask) })
-            });
+                None => unsafe { nap_in(epfd, events, limit, mask) },
+                // SAFETY: the caller's contract.
+                Some(sleeper) => sleeper.run(&|| unsafe { sleeper.sleep(events, now, end, mask) }),
+            };
         }
     }
     if let Ok(count @ 1..) = usize::try_from(count) {
         // SAFETY: the kernel has written as many.
-        set.harvest(unsafe { std::slice::from_raw_parts_mut(events.start, count) });
+        set.harvest(unsafe { std::slice::from_raw_parts_mut(start, count) });
     }
     count
 }
