@@ -1100,7 +1100,7 @@ static void blocking(void)
 
 static int blocked_at_the_end;
 
-/* What a thread does at its end, it does with the signals that it blocked itself. */
+/* A cleanup handler of a cancelled thread has the mask that the thread had. */
 static void look_at_mask(void *unused)
 {
 	sigset_t mask;

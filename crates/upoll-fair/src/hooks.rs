@@ -13,7 +13,7 @@ use crate::polls::{self, Poll, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
-use crate::wait::{self, from_millis, from_timespec, to_timespec};
+use crate::wait::{self, from_millis, from_timespec, from_timeval, to_timespec};
 
 /// Exports functions under the C library's names. The contract of each is that of the C library's: pointers are valid as
 /// far as the kernel or the C library reads them.
@@ -301,46 +301,27 @@ unsafe fn select_special(
     timeout: *mut timeval,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
+    if unsafe { Select::is_special(count, read) }
+        // SAFETY: the caller's contract; the C library reads the time, too.
+        && let Some(limit @ 1..) = from_timeval(unsafe { timeout.as_ref() })
         // SAFETY: the caller's contract.
-        if let Some(result) = unsafe { wait_in_select(count, [read, write, except], timeout) } {
+        && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
+    {
+        let end = raw::now().saturating_add(limit);
+        // SAFETY: no mask is given.
+        let result = unsafe { polls::wait(&call, limit, std::ptr::null()) };
+        // SAFETY: the caller's contract; the C library stores the time that is left, too.
+        if let Some(timeout) = unsafe { timeout.as_mut() } {
+            let left = to_timespec(end.saturating_sub(raw::now()));
+            timeout.tv_sec = left.tv_sec;
+            timeout.tv_usec = left.tv_nsec / 1000;
+        }
+        if let Some(result) = result {
             return result;
         }
     }
     // SAFETY: the caller's contract.
     unsafe { next::select(count, read, write, except, timeout) }
-}
-
-/// Returns `None` if the call is the kernel's.
-///
-/// # Safety
-/// That of `select`.
-#[cold]
-#[inline(never)]
-unsafe fn wait_in_select(
-    count: c_int,
-    sets: [*mut fd_set; 3],
-    timeout: *mut timeval,
-) -> Option<c_int> {
-    // SAFETY: the caller's contract; the C library reads the time, too.
-    let time = unsafe { timeout.as_ref() }.map(|time| timespec {
-        tv_sec: time.tv_sec,
-        // Beyond the range of a valid one, too.
-        tv_nsec: time.tv_usec.saturating_mul(1000),
-    });
-    let start = raw::now();
-    let limit = from_timespec(time.as_ref()).filter(|&limit| limit != 0)?;
-    // SAFETY: the caller's contract.
-    let call = unsafe { Select::new(count, sets)? };
-    // SAFETY: no mask is given.
-    let result = unsafe { polls::wait(&call, limit, std::ptr::null()) };
-    // SAFETY: the caller's contract; the C library stores the time that is left, too.
-    if let Some(timeout) = unsafe { timeout.as_mut() } {
-        let left = to_timespec(start.saturating_add(limit).saturating_sub(raw::now()));
-        timeout.tv_sec = left.tv_sec;
-        timeout.tv_usec = left.tv_nsec / 1000;
-    }
-    result
 }
 
 /// `pselect(2)` in a process with a listening socket.
@@ -357,35 +338,18 @@ unsafe fn pselect_special(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
-        let sets = [read, write, except];
+    if unsafe { Select::is_special(count, read) }
+        // SAFETY: the caller's contract; the C library reads the time, too.
+        && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
         // SAFETY: the caller's contract.
-        if let Some(result) = unsafe { wait_in_pselect(count, sets, timeout, mask) } {
-            return result;
-        }
+        && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
+        // SAFETY: the caller's contract.
+        && let Some(result) = unsafe { polls::wait(&call, limit, mask) }
+    {
+        return result;
     }
     // SAFETY: the caller's contract.
     unsafe { next::pselect(count, read, write, except, timeout, mask) }
-}
-
-/// Returns `None` if the call is the kernel's.
-///
-/// # Safety
-/// That of `pselect`.
-#[cold]
-#[inline(never)]
-unsafe fn wait_in_pselect(
-    count: c_int,
-    sets: [*mut fd_set; 3],
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> Option<c_int> {
-    // SAFETY: the caller's contract; the C library reads the time, too.
-    let limit = from_timespec(unsafe { timeout.as_ref() }).filter(|&limit| limit != 0)?;
-    // SAFETY: the caller's contract.
-    let call = unsafe { Select::new(count, sets)? };
-    // SAFETY: the caller's contract.
-    unsafe { polls::wait(&call, limit, mask) }
 }
 
 fn see_listener(fd: c_int) {

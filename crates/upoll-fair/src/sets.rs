@@ -206,13 +206,7 @@ impl Member {
             events: mask,
             u64: self.data.load(Ordering::Relaxed),
         };
-        let result = kernel!(
-            SYS_epoll_ctl,
-            epfd,
-            libc::EPOLL_CTL_ADD,
-            self.fd(),
-            &raw const event
-        );
+        let result = register(epfd, self.fd(), &event);
         let state = match (result, mask & EXCLUSIVE, events & EXCLUSIVE) {
             (..0, ..) => LOST,
             (_, 0, _) => state_of(events),
@@ -426,6 +420,16 @@ impl Set {
     }
 }
 
+fn register(epfd: c_int, fd: c_int, event: &epoll_event) -> isize {
+    kernel!(
+        SYS_epoll_ctl,
+        epfd,
+        libc::EPOLL_CTL_ADD,
+        fd,
+        &raw const *event
+    )
+}
+
 /// Returns the kernel's unique number of a socket.
 fn cookie(fd: c_int) -> u64 {
     raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
@@ -495,13 +499,7 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
                 continue;
             }
         }
-        are_all_added &= kernel!(
-            SYS_epoll_ctl,
-            epfd,
-            libc::EPOLL_CTL_ADD,
-            entry.fd,
-            &raw const event
-        ) >= 0;
+        are_all_added &= register(epfd, entry.fd, &event) >= 0;
     }
     set.register(locked, false);
     if !are_all_added
@@ -636,7 +634,7 @@ fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)>
     let process = shared::process();
     let is_same = |other: c_int| kernel!(SYS_kcmp, process, process, KCMP_FILE, epfd, other) == 0;
     let found = sets().filter_map(|set| Some((set, set.member(fd)?)));
-    let mut found = found.filter(|(set, _)| set.epfd() != epfd);
+    let mut found = found.filter(|(set, _)| set.epfd() != epfd && !set.is_private());
     found.find(|(set, _)| is_same(set.epfd()))
 }
 

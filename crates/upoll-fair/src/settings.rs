@@ -25,7 +25,7 @@ const DEFAULT: u32 = match u32::from_str_radix(upoll_fair_state::DEFAULT_POLICY,
     Err(_) => panic!("the default policy is a number"),
 };
 
-/// What the environment says.
+/// The values of the environment.
 struct Settings {
     policy: Policy,
     stats: Option<&'static CStr>,

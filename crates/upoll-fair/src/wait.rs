@@ -14,7 +14,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-use libc::{epoll_event, sigset_t, timespec};
+use libc::{epoll_event, sigset_t, timespec, timeval};
 
 use crate::lock::{self, Locked};
 use crate::next;
@@ -40,6 +40,15 @@ pub(crate) fn from_timespec(time: Option<&timespec>) -> Option<u64> {
     let nanos = u64::try_from(time.tv_nsec).ok();
     let nanos = nanos.filter(|&nanos| nanos < SECOND)?;
     Some(seconds.saturating_mul(SECOND).saturating_add(nanos))
+}
+
+pub(crate) fn from_timeval(time: Option<&timeval>) -> Option<u64> {
+    let time = time.map(|time| timespec {
+        tv_sec: time.tv_sec,
+        // Beyond the range of a valid one, too.
+        tv_nsec: time.tv_usec.saturating_mul(1000),
+    });
+    from_timespec(time.as_ref())
 }
 
 pub(crate) fn to_timespec(nanos: u64) -> timespec {
