@@ -1070,6 +1070,53 @@ static void raw_forks(void)
 	close(shared_fd);
 }
 
+static int open_fds(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* A child has none of the library's fds, and keeps the program's: a bare clone may have put one under their number. */
+static void children_of_a_polling_thread(void)
+{
+	int before, number = 40, status, result = -9;
+	pthread_t thread;
+	pid_t child;
+
+	printf("children of a polling thread\n");
+	shared_fd = listen_at(AF_INET);
+	before = open_fds();
+	start_thread(&thread, poll_listener, &result, 1500);
+	for (int fd = 32; fd < 64; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			number = fd;
+	fflush(stdout);
+	child = fork();
+	if (child == 0)
+		_exit(open_fds() - before);
+	waitpid(child, &status, 0);
+	say("further fds of the child", WEXITSTATUS(status));
+	child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (child == 0) {
+		dup2(shared_fd, number);
+		child = fork();
+		if (child == 0)
+			_exit(fcntl(number, F_GETFD) < 0);
+		waitpid(child, &status, 0);
+		_exit(WEXITSTATUS(status));
+	}
+	waitpid(child, &status, 0);
+	say("closed in the child of a bare clone", WEXITSTATUS(status));
+	pthread_join(thread, NULL);
+	say("result", result);
+	close(shared_fd);
+}
+
 static int blocking_listener;
 
 static void *accept_blocking(void *unused)
@@ -1145,17 +1192,6 @@ static void cancellation(void)
 	close(shared_fd);
 }
 
-static int open_fds(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
-}
-
 int main(void)
 {
 	int before;
@@ -1191,6 +1227,7 @@ int main(void)
 		numbers_while_a_thread_polls(way, way % 2, 1);
 		numbers_while_a_thread_polls(way, !(way % 2), 0);
 	}
+	children_of_a_polling_thread();
 	raw_forks();
 	blocking();
 	cancellation();
