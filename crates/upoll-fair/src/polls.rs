@@ -37,33 +37,6 @@ static NO_TIME: timespec = timespec {
     tv_nsec: 0,
 };
 
-/// The fds of a call, some of which are listening sockets.
-pub(crate) struct Watched {
-    entries: [pollfd; MOST],
-    count: usize,
-}
-
-impl Watched {
-    /// Returns `None` if there are too many fds to wait for.
-    fn new(fds: impl Iterator<Item = pollfd>) -> Option<Self> {
-        const UNUSED: pollfd = pollfd {
-            fd: -1,
-            events: 0,
-            revents: 0,
-        };
-        let (mut entries, mut count) = ([UNUSED; MOST], 0);
-        for fd in fds {
-            *entries.get_mut(count)? = fd;
-            count += 1;
-        }
-        Some(Watched { entries, count })
-    }
-
-    fn entries(&self) -> &[pollfd] {
-        &self.entries[..self.count]
-    }
-}
-
 /// Takes note of an fd in a call, and returns whether it is a listening socket.
 fn is_listener(fd: c_int) -> bool {
     if fds::kind(fd) >= FIRST_SET {
@@ -77,14 +50,20 @@ pub(crate) trait Call {
     /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
 
+    /// Calls `watch` with each fd. To be called after `make`.
+    fn each(&self, watch: &mut dyn FnMut(pollfd));
+
     /// Returns whether the call holds a listening socket, and takes note of all fds. To be called after `make`.
-    fn has_listener(&self) -> bool;
+    fn has_listener(&self) -> bool {
+        let mut found = false;
+        self.each(&mut |entry| {
+            found |= is_listener(entry.fd) && entry.events & libc::POLLIN != 0;
+        });
+        found
+    }
 
     /// Returns whether the last `make` found a listening socket ready.
     fn found_listener(&self) -> bool;
-
-    /// Returns the fds, unless they are too many to wait for. To be called after `make`.
-    fn watched(&self) -> Option<Watched>;
 
     /// Undoes what the last `make` wrote, which returned 0.
     fn undo(&self);
@@ -119,21 +98,14 @@ impl Call for Poll {
         unsafe { next::ppoll(self.list, self.count, time, mask) }
     }
 
-    fn has_listener(&self) -> bool {
-        // Also without POLLIN, and after the first one: all fds are known then.
-        let listeners = self.entries().iter().filter(|entry| is_listener(entry.fd));
-        listeners.fold(false, |found, entry| {
-            found | (entry.events & libc::POLLIN != 0)
-        })
+    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
+        let entries = self.entries().iter().copied();
+        entries.filter(|entry| entry.fd >= 0).for_each(watch);
     }
 
     fn found_listener(&self) -> bool {
         let mut entries = self.entries().iter();
         entries.any(|entry| entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == LISTENER)
-    }
-
-    fn watched(&self) -> Option<Watched> {
-        Watched::new(self.entries().iter().copied().filter(|entry| entry.fd >= 0))
     }
 
     fn undo(&self) {}
@@ -147,11 +119,7 @@ type Words = [u64; LAST_SELECTED / WORD];
 /// # Safety
 /// The set must have `count` bits, rounded up to a word.
 #[inline]
-unsafe fn any_selected(
-    set: *const fd_set,
-    count: c_int,
-    mut is: impl FnMut(c_int) -> bool,
-) -> bool {
+unsafe fn any_selected(set: *const fd_set, count: c_int, is: impl Fn(c_int) -> bool) -> bool {
     let mut first = 0;
     while first < count {
         // SAFETY: the caller's contract.
@@ -243,39 +211,26 @@ impl Call for Select {
         unsafe { next::pselect(self.count, read, write, except, time, mask) }
     }
 
-    fn has_listener(&self) -> bool {
-        let mut found = false;
-        // SAFETY: a saved set has room for all fds of a call.
-        unsafe {
-            any_selected(self.saved[0].as_ptr().cast(), self.count, |fd| {
-                found |= is_listener(fd);
-                false
-            })
-        };
-        found
+    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
+        for fd in 0..self.count {
+            let (word, bit) = (fd as usize / WORD, fd as usize % WORD);
+            let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+            let asked = asked.into_iter().zip(&self.saved);
+            let asked = asked.filter(|(_, saved)| saved[word] >> bit & 1 != 0);
+            let events = asked.fold(0, |events, (event, _)| events | event);
+            if events != 0 {
+                watch(pollfd {
+                    fd,
+                    events,
+                    revents: 0,
+                });
+            }
+        }
     }
 
     fn found_listener(&self) -> bool {
         // SAFETY: the contract of `new`; the set that is read is not null.
         unsafe { any_selected(self.sets[0], self.count, |fd| fds::kind(fd) == LISTENER) }
-    }
-
-    fn watched(&self) -> Option<Watched> {
-        let has = |which: usize, fd: c_int| {
-            let fd = usize::try_from(fd).unwrap_or(0);
-            self.saved[which][fd / WORD] >> (fd % WORD) & 1 != 0
-        };
-        let entries = (0..self.count).filter_map(|fd| {
-            let asked = [(0, libc::POLLIN), (1, libc::POLLOUT), (2, libc::POLLPRI)];
-            let events = asked.into_iter().filter(|&(which, _)| has(which, fd));
-            let events = events.fold(0, |events, (_, event)| events | event);
-            (events != 0).then_some(pollfd {
-                fd,
-                events,
-                revents: 0,
-            })
-        });
-        Watched::new(entries)
     }
 
     fn undo(&self) {
@@ -341,10 +296,22 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
         // A child by a raw `clone`: a thread of its parent may have held the lock.
         return None;
     }
-    let watched = call.watched()?;
+    const UNUSED: pollfd = pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    };
+    let (mut entries, mut count) = ([UNUSED; MOST], 0);
+    call.each(&mut |entry| {
+        if let Some(place) = entries.get_mut(count) {
+            *place = entry;
+        }
+        count += 1;
+    });
+    let entries = entries.get(..count)?;
     // A signal that comes from here on is delivered within the sleep, and ends it.
     let locked = lock::lock();
-    let set = sets::open(&locked, watched.entries())?;
+    let set = sets::open(&locked, entries)?;
     Some(Sleeper::new(set, locked))
 }
 
