@@ -1,6 +1,7 @@
 //! Statistics at the end of a run.
 
 use std::ffi::{CStr, c_int};
+use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
 use upoll_fair_state::Table;
@@ -8,6 +9,13 @@ use upoll_fair_state::Table;
 use crate::raw::kernel;
 use crate::settings;
 use crate::shared;
+
+/// Text in a buffer on the stack, written out when it is full. A signal handler that has interrupted `malloc` may end the process.
+struct Output {
+    file: isize,
+    text: [u8; 4096],
+    length: usize,
+}
 
 /// The fd of the file, kept from the start of the process: at its end the process may have given up the
 /// rights that opening the file takes.
@@ -47,20 +55,49 @@ pub(crate) fn prepare() {
     }
 }
 
+impl Output {
+    fn open(path: &CStr) -> Self {
+        let kept = KEPT.load(Ordering::Relaxed);
+        let known = KEPT_IS.each_ref().map(|part| part.load(Ordering::Relaxed));
+        let file = if path.is_empty() {
+            2
+        } else if identity(kept) == Some(known) {
+            kept
+        } else {
+            open(path)
+        };
+        Output {
+            file,
+            text: [0; 4096],
+            length: 0,
+        }
+    }
+
+    fn flush(&mut self) {
+        kernel!(SYS_write, self.file, self.text.as_ptr(), self.length);
+        self.length = 0;
+    }
+}
+
+impl Write for Output {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for &byte in text.as_bytes() {
+            if self.length == self.text.len() {
+                self.flush();
+            }
+            self.text[self.length] = byte;
+            self.length += 1;
+        }
+        Ok(())
+    }
+}
+
 /// Prints the statistics of the run, if they are asked for.
 pub(crate) fn report() {
-    let (Some(path), Some(shared)) = (settings::stats(), shared::get()) else {
-        return;
-    };
-    let kept = KEPT.load(Ordering::Relaxed);
-    let known = KEPT_IS.each_ref().map(|part| part.load(Ordering::Relaxed));
-    let file = if path.is_empty() {
-        2
-    } else if identity(kept) == Some(known) {
-        kept
-    } else {
-        open(path)
-    };
-    let text = Table(shared.counts()).to_string();
-    kernel!(SYS_write, file, text.as_ptr(), text.len());
+    if let (Some(path), Some(shared)) = (settings::stats(), shared::get()) {
+        let mut output = Output::open(path);
+        // Writing to the buffer does not fail.
+        let _ = write!(output, "{}", Table(shared.counts()));
+        output.flush();
+    }
 }
