@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -534,6 +535,46 @@ static void times_and_signals(void)
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	say("poll", poll(&entry, 1, 1200));
 	say("not early", since(&start) >= 1199);
+	close(set);
+	close(fd);
+}
+
+static sigjmp_buf out;
+
+static void jump(int number)
+{
+	(void)number;
+	siglongjmp(out, 1);
+}
+
+/* A handler that leaves a wait by siglongjmp leaves nothing behind. */
+static void jumps(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+	struct pollfd entry = {.fd = fd, .events = POLLIN};
+	struct epoll_event event;
+	sigset_t mask;
+
+	printf("jumps\n");
+	signal(SIGALRM, jump);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	for (volatile int i = 0; i < 4; i++) {
+		if (sigsetjmp(out, 1) == 0) {
+			ualarm(50000, 0);
+			if (i % 2)
+				poll(&entry, 1, -1);
+			else
+				epoll_wait(set, &event, 1, -1);
+		}
+		sigprocmask(SIG_BLOCK, NULL, &mask);
+		say("blocked", sigismember(&mask, SIGTERM) || sigismember(&mask, SIGALRM));
+	}
+	signal(SIGALRM, SIG_DFL);
+	client = connect_one();
+	wait_in("connection", set, -1);
+	say("poll", poll(&entry, 1, -1));
+	accept_one(fd);
+	close(client);
 	close(set);
 	close(fd);
 }
@@ -1213,6 +1254,7 @@ int main(void)
 	numbers();
 	forks();
 	times_and_signals();
+	jumps();
 	ignored_signals();
 	polls();
 	replaced();
