@@ -539,6 +539,17 @@ static void times_and_signals(void)
 	close(fd);
 }
 
+static int open_fds(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
 static sigjmp_buf out;
 
 static void jump(int number)
@@ -550,7 +561,7 @@ static void jump(int number)
 /* A handler that leaves a wait by siglongjmp leaves nothing behind. */
 static void jumps(void)
 {
-	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), before = open_fds(), client;
 	struct pollfd entry = {.fd = fd, .events = POLLIN};
 	struct epoll_event event;
 	sigset_t mask;
@@ -570,6 +581,7 @@ static void jumps(void)
 		say("blocked", sigismember(&mask, SIGTERM) || sigismember(&mask, SIGALRM));
 	}
 	signal(SIGALRM, SIG_DFL);
+	say("fds left open", open_fds() - before);
 	client = connect_one();
 	wait_in("connection", set, -1);
 	say("poll", poll(&entry, 1, -1));
@@ -1109,17 +1121,6 @@ static void raw_forks(void)
 		pthread_join(threads[i], NULL);
 	close(shared_set);
 	close(shared_fd);
-}
-
-static int open_fds(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
 }
 
 /* A child has none of the library's fds, and keeps the program's: a bare clone may have put one under their number. */
