@@ -124,7 +124,8 @@ exports! {
     fn select(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
     ) -> c_int {
-        if fds::has_listener() {
+        // SAFETY: the caller's contract.
+        if fds::has_listener() && unsafe { Select::is_special(count, read) } {
             // SAFETY: the caller's contract.
             return unsafe { select_special(count, read, write, except, timeout) };
         }
@@ -136,7 +137,8 @@ exports! {
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t
     ) -> c_int {
-        if fds::has_listener() {
+        // SAFETY: the caller's contract.
+        if fds::has_listener() && unsafe { Select::is_special(count, read) } {
             // SAFETY: the caller's contract.
             return unsafe { pselect_special(count, read, write, except, timeout, mask) };
         }
@@ -288,10 +290,11 @@ unsafe fn ppoll_special(
     unsafe { next::ppoll(list, count, timeout, mask) }
 }
 
-/// `select(2)` in a process with a listening socket.
+/// `select(2)` with an fd that is not known to be an ordinary one.
 ///
 /// # Safety
 /// That of `select`.
+#[cold]
 #[inline(never)]
 unsafe fn select_special(
     count: c_int,
@@ -300,10 +303,8 @@ unsafe fn select_special(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) }
-        // SAFETY: the caller's contract; the C library reads the time, too.
-        && let Some(limit @ 1..) = from_timeval(unsafe { timeout.as_ref() })
+    // SAFETY: the caller's contract; the C library reads the time, too.
+    if let Some(limit @ 1..) = from_timeval(unsafe { timeout.as_ref() })
         // SAFETY: the caller's contract.
         && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
     {
@@ -324,10 +325,11 @@ unsafe fn select_special(
     unsafe { next::select(count, read, write, except, timeout) }
 }
 
-/// `pselect(2)` in a process with a listening socket.
+/// `pselect(2)` with an fd that is not known to be an ordinary one.
 ///
 /// # Safety
 /// That of `pselect`.
+#[cold]
 #[inline(never)]
 unsafe fn pselect_special(
     count: c_int,
@@ -337,10 +339,8 @@ unsafe fn pselect_special(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) }
-        // SAFETY: the caller's contract; the C library reads the time, too.
-        && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+    // SAFETY: the caller's contract; the C library reads the time, too.
+    if let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
         // SAFETY: the caller's contract.
         && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
         // SAFETY: the caller's contract.

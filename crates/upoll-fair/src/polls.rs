@@ -140,11 +140,10 @@ unsafe fn any_selected(set: *const fd_set, count: c_int, is: impl Fn(c_int) -> b
     false
 }
 
-/// Returns whether a set is null or can be read; the kernel refuses other ones.
+/// Returns the size of a set in bytes.
 #[inline]
-fn is_readable(set: *const fd_set, count: c_int) -> bool {
-    let words = usize::try_from(count).unwrap_or(0).div_ceil(WORD);
-    set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
+fn size(count: c_int) -> usize {
+    usize::try_from(count).unwrap_or(0).div_ceil(WORD) * size_of::<u64>()
 }
 
 /// A call of `select` or `pselect`.
@@ -155,8 +154,8 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    /// Returns whether a `select` reads an fd that is not known to be an ordinary one. False if the set cannot be
-    /// read.
+    /// Returns whether a `select` may read an fd that is not known to be an ordinary one. It makes no call, and so leaves the
+    /// registers of the exported function alone.
     ///
     /// # Safety
     /// That of `any_selected`, if the set can be read.
@@ -164,9 +163,9 @@ impl Select {
     pub(crate) unsafe fn is_special(count: c_int, read: *const fd_set) -> bool {
         !read.is_null()
             && (1..=LAST_SELECTED as c_int).contains(&count)
-            && is_readable(read, count)
-            // SAFETY: the caller's contract.
-            && unsafe { any_selected(read, count, |fd| fds::kind(fd) != ORDINARY) }
+            && (!raw::is_known_readable(read.addr(), size(count))
+                // SAFETY: the caller's contract.
+                || unsafe { any_selected(read, count, |fd| fds::kind(fd) != ORDINARY) })
     }
 
     /// Saves the sets. Returns `None` if one cannot be read, or none of the fds to read is a listening socket.
@@ -174,7 +173,10 @@ impl Select {
     /// # Safety
     /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        if !sets.iter().all(|&set| is_readable(set, count)) {
+        let size = size(count);
+        // The kernel refuses other ones.
+        let is_readable = |set: &*mut fd_set| set.is_null() || raw::is_readable(set.addr(), size);
+        if !sets.iter().all(is_readable) {
             return None;
         }
         let mut call = Select {
@@ -182,7 +184,6 @@ impl Select {
             sets,
             saved: [[0; LAST_SELECTED / WORD]; 3],
         };
-        let size = call.size();
         for (set, saved) in sets
             .iter()
             .zip(&mut call.saved)
@@ -196,11 +197,6 @@ impl Select {
         }
         // Now, so that all fds are known, also if one is always ready.
         call.has_listener().then_some(call)
-    }
-
-    /// Returns the size of each set.
-    fn size(&self) -> usize {
-        usize::try_from(self.count).unwrap_or(0).div_ceil(WORD) * size_of::<u64>()
     }
 }
 
@@ -243,7 +239,7 @@ impl Call for Select {
             // SAFETY: the contract of `new`, which read as many bytes. The kernel has just written them.
             unsafe {
                 set.cast::<u8>()
-                    .copy_from_nonoverlapping(saved.as_ptr().cast(), self.size())
+                    .copy_from_nonoverlapping(saved.as_ptr().cast(), size(self.count))
             };
         }
     }

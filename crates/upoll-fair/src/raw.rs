@@ -88,22 +88,22 @@ const PAGE: usize = 4096;
 /// Pages that could be read once. The sets of a program's `select` lie in the same few places.
 static READABLE: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
-/// Returns whether at least eight bytes can be read.
+/// Returns whether at least eight bytes are known to be in memory that can be read, and in one page.
 #[inline]
-pub(crate) fn is_readable(start: usize, size: usize) -> bool {
+pub(crate) fn is_known_readable(start: usize, size: usize) -> bool {
     let here = 0_u8;
-    let (first, last) = (start / PAGE, start.saturating_add(size - 1) / PAGE);
-    let known = READABLE[first % READABLE.len()].load(Ordering::Relaxed);
+    let page = start / PAGE;
+    let known = READABLE[page % READABLE.len()].load(Ordering::Relaxed);
     // The page of a local variable is readable.
-    let is_known = first == known || first == (&raw const here).addr() / PAGE;
-    first == last && is_known && first != 0 || are_readable(start, last)
+    let is_known = page == known || page == (&raw const here).addr() / PAGE;
+    is_known && page != 0 && start % PAGE + size <= PAGE
 }
 
-/// The kernel reads a signal mask from each page, and then refuses the call.
-#[cold]
-#[inline(never)]
-fn are_readable(start: usize, last: usize) -> bool {
+/// Returns whether at least eight bytes can be read. The kernel reads a signal mask from each page, and then refuses the
+/// call.
+pub(crate) fn is_readable(start: usize, size: usize) -> bool {
     const NO_CHANGE: c_int = -1;
+    let last = start.saturating_add(size - 1) / PAGE;
     (start / PAGE..=last).all(|page| {
         let place = start.max(page * PAGE);
         let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
