@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -1123,6 +1125,44 @@ static void raw_forks(void)
 	close(shared_fd);
 }
 
+static int ends_after_fork;
+
+static void end_after_fork(void)
+{
+	if (ends_after_fork)
+		_exit(0);
+}
+
+/* Returns how many grandchildren find a number closed that the child of a bare clone has put a file under. The child ends as
+ * it forks, and the calling process adopts the grandchild. */
+static int closed_in_orphans(int number)
+{
+	int closed = 0, status;
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	pthread_atfork(NULL, end_after_fork, NULL);
+	for (int i = 0; i < 50; i++) {
+		pid_t child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+
+		if (child == 0) {
+			/* So that it nearly always ends before the grandchild runs. */
+			sched_setaffinity(0, sizeof one, &one);
+			dup2(shared_fd, number);
+			ends_after_fork = 1;
+			fork();
+			_exit(fcntl(number, F_GETFD) < 0);
+		}
+		waitpid(child, &status, 0);
+		waitpid(-1, &status, 0);
+		closed += WEXITSTATUS(status);
+	}
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	return closed;
+}
+
 /* A child has none of the library's fds, and keeps the program's: a bare clone may have put one under their number. */
 static void children_of_a_polling_thread(void)
 {
@@ -1154,6 +1194,7 @@ static void children_of_a_polling_thread(void)
 	}
 	waitpid(child, &status, 0);
 	say("closed in the child of a bare clone", WEXITSTATUS(status));
+	say("closed in orphans", closed_in_orphans(number));
 	pthread_join(thread, NULL);
 	say("result", result);
 	close(shared_fd);

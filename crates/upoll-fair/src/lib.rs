@@ -17,6 +17,7 @@ mod shared;
 mod stats;
 mod wait;
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int};
 
 #[used]
@@ -34,9 +35,9 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
     stats::prepare();
-    // SAFETY: the handler is a function of a library that is never unloaded. Without memory for it a fork
+    // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork
     // in the middle of a change could leave the child's table locked.
-    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
 }
 
 /// The destructor, which runs at `exit`.
@@ -47,13 +48,21 @@ extern "C" fn end() {
     }
 }
 
-/// No lock is held during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
+std::thread_local! {
+    /// The thread's last fork was of the process that the table is about, and not of a child by a raw `clone`. The child cannot
+    /// ask: its parent may have ended, and then the process that adopts it may be that of the table.
+    static IS_FORK_OF_OWNER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Holds no lock during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
 /// holds them may need ours.
+extern "C" fn before_fork() {
+    IS_FORK_OF_OWNER.set(lock::is_owner());
+}
+
 extern "C" fn after_fork_in_child() {
-    // Otherwise the parent is a child by a raw `clone`, or has ended.
-    let is_of_owner = shared::parent() == lock::owner();
     // In the midst of what change a thread of the parent was does not matter: no set of the parent's is changed here.
     lock::start();
-    sets::after_fork(is_of_owner);
+    sets::after_fork(IS_FORK_OF_OWNER.get());
     shared::after_fork();
 }

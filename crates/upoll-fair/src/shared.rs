@@ -60,10 +60,6 @@ pub(crate) fn process() -> u32 {
     id!(SYS_getpid)
 }
 
-pub(crate) fn parent() -> u32 {
-    id!(SYS_getppid)
-}
-
 /// Returns the group of a key; `None` if there is no place for it.
 pub(crate) fn group(key: u64) -> Option<&'static Group> {
     get()?.group(key, raw::now)
