@@ -247,11 +247,16 @@ impl Set {
     }
 
     fn forget(&self) {
+        fds::set_kind(self.epfd(), UNKNOWN);
+        self.give_up();
+    }
+
+    /// Frees the place, and leaves the fd marked.
+    fn give_up(&self) {
         for member in &self.members {
             member.forget();
         }
         self.closes.fetch_add(1, Ordering::Relaxed);
-        fds::set_kind(self.epfd(), UNKNOWN);
         self.epfd.store(NONE, Ordering::Relaxed);
     }
 
@@ -401,9 +406,10 @@ impl Set {
 
     /// Closes a private set.
     pub(crate) fn close(&self, _: &Locked) {
-        // A call that finds the fd in the table of kinds waits for the lock, and then finds it closed.
-        kernel!(SYS_close, self.epfd());
-        self.forget();
+        let epfd = self.epfd();
+        // Before the number is free: the child of a fork in between would close what another thread has opened there.
+        self.give_up();
+        close_opened(epfd);
     }
 
     /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
@@ -520,7 +526,7 @@ fn opened(locked: &Locked, fd: isize) -> Option<c_int> {
     Some(fd)
 }
 
-/// Closes an fd that never became a set. A call that finds it marked waits for the lock, and then finds it closed.
+/// Closes an fd that is no set, or not any more. A call that finds it marked waits for the lock, and then finds it closed.
 fn close_opened(fd: c_int) {
     kernel!(SYS_close, fd);
     fds::set_kind(fd, UNKNOWN);
