@@ -142,9 +142,15 @@ fn at(epfd: c_int) -> Option<&'static Set> {
     (set.epfd() == epfd).then_some(set)
 }
 
-/// Returns the set of an fd, if it has members to look after.
+/// Returns the set of an fd, if it is the program's. A call on the number of a private set is about a file that the library
+/// does not know.
+fn of_program(epfd: c_int) -> Option<&'static Set> {
+    at(epfd).filter(|set| !set.is_private())
+}
+
+/// Returns the set of an fd, if it is the program's and has members to look after.
 pub(crate) fn find(epfd: c_int) -> Option<&'static Set> {
-    at(epfd).filter(|set| !set.is_left_alone())
+    of_program(epfd).filter(|set| !set.is_left_alone())
 }
 
 /// Returns the mask to register exclusively in place of `events`; `None` if that would mean something else.
@@ -548,7 +554,7 @@ pub(crate) unsafe fn control(
         return give(straight());
     }
     let locked = lock();
-    if let Some(inner) = at(fd) {
+    if let Some(inner) = of_program(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
         if operation == libc::EPOLL_CTL_ADD {
             inner.leave_alone(&locked);
@@ -559,7 +565,7 @@ pub(crate) unsafe fn control(
         forget_listener(&locked, fd);
         return give(straight());
     }
-    let known = at(epfd)
+    let known = of_program(epfd)
         .and_then(|set| Some((set, set.member(fd)?)))
         .or_else(|| find_alias(epfd, fd));
     let result = match (operation, known) {
@@ -646,7 +652,7 @@ fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)>
 
 fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
     let is_new = fds::kind(epfd) == UNKNOWN;
-    let set = at(epfd).or_else(|| is_new.then(|| claim(locked, epfd, false)).flatten());
+    let set = of_program(epfd).or_else(|| is_new.then(|| claim(locked, epfd, false)).flatten());
     if let Some(set) = set.filter(|set| !set.is_left_alone()) {
         set.remember(fd, event);
     }
@@ -678,8 +684,10 @@ pub(crate) fn closing(fd: c_int) {
     }
     let locked = lock();
     if let Some(set) = at(fd) {
-        // The set may have other fds, and these keep the kernel's behaviour.
-        set.leave_alone(&locked);
+        // The set may have other fds, and these keep the kernel's behaviour. A private one has none.
+        if !set.is_private() {
+            set.leave_alone(&locked);
+        }
         set.forget();
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
