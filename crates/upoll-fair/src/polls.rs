@@ -176,7 +176,12 @@ impl Select {
         let size = size(count);
         // The kernel refuses other ones.
         let is_readable = |set: &*mut fd_set| set.is_null() || raw::is_readable(set.addr(), size);
-        if !sets.iter().all(is_readable) {
+        let [read, others @ ..] = &sets;
+        if !is_readable(read)
+            // SAFETY: the caller's contract.
+            || !unsafe { any_selected(*read, count, |fd| fds::kind(fd) != ORDINARY) }
+            || !others.iter().all(is_readable)
+        {
             return None;
         }
         let mut call = Select {

@@ -2,7 +2,6 @@
 //! reach a function that the program defines under the same name.
 
 use std::ffi::{c_int, c_short};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use upoll_sys::signals;
 
@@ -85,18 +84,11 @@ pub(crate) fn now() -> u64 {
 
 const PAGE: usize = 4096;
 
-/// Pages that could be read once. The sets of a program's `select` lie in the same few places.
-static READABLE: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-
-/// Returns whether at least eight bytes are known to be in memory that can be read, and in one page.
+/// Returns whether at least eight bytes lie in the page of the stack that the thread uses, which can be read.
 #[inline]
 pub(crate) fn is_known_readable(start: usize, size: usize) -> bool {
     let here = 0_u8;
-    let page = start / PAGE;
-    let known = READABLE[page % READABLE.len()].load(Ordering::Relaxed);
-    // The page of a local variable is readable.
-    let is_known = page == known || page == (&raw const here).addr() / PAGE;
-    is_known && page != 0 && start % PAGE + size <= PAGE
+    start / PAGE == (&raw const here).addr() / PAGE && start % PAGE + size <= PAGE
 }
 
 /// Returns whether at least eight bytes can be read. The kernel reads a signal mask from each page, and then refuses the
@@ -104,15 +96,13 @@ pub(crate) fn is_known_readable(start: usize, size: usize) -> bool {
 pub(crate) fn is_readable(start: usize, size: usize) -> bool {
     const NO_CHANGE: c_int = -1;
     let last = start.saturating_add(size - 1) / PAGE;
-    (start / PAGE..=last).all(|page| {
-        let place = start.max(page * PAGE);
-        let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
-        let is_readable = result != -libc::EFAULT as isize;
-        if is_readable {
-            READABLE[page % READABLE.len()].store(page, Ordering::Relaxed);
-        }
-        is_readable
-    })
+    let mut pages = start / PAGE..=last;
+    is_known_readable(start, size)
+        || pages.all(|page| {
+            let place = start.max(page * PAGE);
+            let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
+            result != -libc::EFAULT as isize
+        })
 }
 
 /// Returns a socket option that has the type `T`, or the negative error number.
