@@ -760,6 +760,8 @@ static void pointers(void)
 	say("set", FD_ISSET(fd, &read) != 0);
 	SELECT("half a set", 65, odd, NULL, NULL);
 	SELECT("set that cannot be written", fd + 1, constant, NULL, NULL);
+	mprotect(pages + 2 * 4096, 4096, PROT_NONE);
+	SELECT("set that cannot be read any more", fd + 1, constant, NULL, NULL);
 	SELECT("wrong number", -1, &read, NULL, NULL);
 
 	/* The kernel reads as many bits as the process may have fds. */
@@ -1065,14 +1067,17 @@ static void replaced(void)
 {
 	int fd = listen_at(AF_INET), client;
 
-	for (int way = 0; way < 2; way++) {
+	for (int way = 0; way < 3; way++) {
 		int old = epoll_create1(EPOLL_CLOEXEC), set = epoll_create1(EPOLL_CLOEXEC);
 
 		printf("replaced: %d\n", way);
 		control(old, EPOLL_CTL_ADD, fd, EPOLLIN, 1);
 		control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2);
 		settle(old);
-		if (way)
+		if (way == 2) {
+			say("close_range", close_range(old, old, CLOSE_RANGE_UNSHARE));
+			say("copy", fcntl(set, F_DUPFD_CLOEXEC, old) == old);
+		} else if (way)
 			say("dup3", dup3(set, old, O_CLOEXEC) == old);
 		else
 			say("dup2", dup2(set, old) == old);
@@ -1299,6 +1304,7 @@ int main(void)
 	jumps();
 	ignored_signals();
 	polls();
+	/* Before the first thread: the table of fds is to stay that of the whole process. */
 	replaced();
 	pointers();
 	ring();

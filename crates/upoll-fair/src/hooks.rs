@@ -191,10 +191,13 @@ exports! {
         unsafe { next::dup3(fd, new, flags) }
     }
 
-    // With flags the fds stay open, or stay open in other threads, which may sleep in them.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if fds::has_listener() && flags == 0 {
-            sets::closing_range(first, last);
+        if fds::has_listener() {
+            if flags == 0 {
+                sets::closing_range(first, last);
+            } else if flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
+                sets::unsharing();
+            }
         }
         // SAFETY: the caller's contract.
         unsafe { next::close_range(first, last, flags) }

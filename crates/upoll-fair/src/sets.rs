@@ -726,6 +726,17 @@ pub(crate) fn closing_range(first: u32, last: u32) {
     }
 }
 
+/// Takes note that the thread is about to get a table of fds of its own. A set may stay open in other threads, which may
+/// sleep in it, and its number get another file in this one: sets so far keep the kernel's behaviour.
+#[cold]
+pub(crate) fn unsharing() {
+    if is_owner() {
+        let locked = lock();
+        let open = sets().filter(|set| set.epfd() != NONE && !set.is_private());
+        open.for_each(|set| set.leave_alone(&locked));
+    }
+}
+
 /// Takes note that `accept` was called on a socket.
 pub(crate) fn answered(fd: c_int) {
     if HAS_EDGES.load(Ordering::Relaxed) {
