@@ -430,9 +430,14 @@ fn close_from(first: c_int) {
         return unsafe { function(first) };
     }
     // A C library before 2.34 has none. A program that looks for it finds that of this library.
+    let first = first.max(0);
+    if kernel!(SYS_close_range, first, c_uint::MAX, 0) >= 0 {
+        return;
+    }
+    // Before Linux 5.9. The limit may be so high that this takes minutes.
     // SAFETY: no pointers are involved.
     let end = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) };
-    for fd in first.max(0)..c_int::try_from(end).unwrap_or(c_int::MAX) {
+    for fd in first..c_int::try_from(end).unwrap_or(c_int::MAX) {
         kernel!(SYS_close, fd);
     }
 }

@@ -300,6 +300,11 @@ impl Set {
             .any(|member| member.is_exclusive() || member.state() == LOST)
     }
 
+    /// Returns whether the kernel lacks a registration.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.members().any(|member| member.state() == LOST)
+    }
+
     /// Prepares a wait that is about to sleep: makes new members exclusive, and moves the others to the end of
     /// the line if it is time.
     pub(crate) fn prepare(&self, locked: &Locked) {
@@ -514,10 +519,7 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
         are_all_added &= register(epfd, entry.fd, &event) >= 0;
     }
     set.register(locked, false);
-    if !are_all_added
-        || set.key.load(Ordering::Relaxed) == 0
-        || set.members().any(|member| member.state() == LOST)
-    {
+    if !are_all_added || set.key.load(Ordering::Relaxed) == 0 || set.has_lost() {
         set.close(locked);
         return None;
     }
@@ -637,7 +639,8 @@ unsafe fn modify(
     let state = member.state();
     member.record(event);
     member.state.store(state, Ordering::Relaxed);
-    // Without memory for it the member is lost until the next wait.
+    // The member is deleted by now. Without memory to add it, it stays lost until the next wait or look: a failure would leave
+    // the program with what it had asked for before, or without it.
     member.register_again(set.epfd(), !set.is_left_alone())
 }
 

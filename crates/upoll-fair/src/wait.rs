@@ -268,17 +268,22 @@ pub(crate) unsafe fn wait(
     let events = &Events { start, capacity };
     // SAFETY: the caller's contract.
     let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
+    let look = |now| {
+        lock::is_owner() && {
+            let locked = lock::lock();
+            set.is_at(epfd, &locked) && set.rescue(&locked, now)
+        }
+    };
+    // Also if other events keep the thread from ever sleeping.
+    if set.has_lost() {
+        look(raw::now());
+    }
     let mut count = take();
     if count == 0 {
         let now = raw::now();
-        if set.has_to_look(now) && lock::is_owner() {
-            let locked = lock::lock();
-            let is_late = set.is_at(epfd, &locked) && set.rescue(&locked, now);
-            drop(locked);
-            if is_late {
-                shared::count_rescue();
-                count = take();
-            }
+        if set.has_to_look(now) && look(now) {
+            shared::count_rescue();
+            count = take();
         }
         if count == 0 && limit != 0 {
             let end = now.saturating_add(limit);
