@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -1205,6 +1206,70 @@ static void children_of_a_polling_thread(void)
 	close(shared_fd);
 }
 
+static int numbers_to_take[2];
+
+/* Takes the number that it reads, and forks. The process ends with 1 if the child finds the number closed. */
+static void *take_number(void *unused)
+{
+	int number, status;
+	pid_t child;
+
+	read(numbers_to_take[0], &number, sizeof number);
+	number = fcntl(shared_fd, F_DUPFD, number);
+	child = fork();
+	if (child == 0)
+		_exit(fcntl(number, F_GETFD) < 0);
+	waitpid(child, &status, 0);
+	_exit(WEXITSTATUS(status));
+	return unused;
+}
+
+/* A poll stands still just as the library has closed its fd. Another thread takes the number and forks. */
+static void fork_as_a_poll_ends(void)
+{
+	struct __ptrace_syscall_info call;
+	int status, number = 40, is_closed = 0;
+	pid_t child;
+
+	printf("fork as a poll ends\n");
+	shared_fd = listen_at(AF_INET);
+	pipe(numbers_to_take);
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
+		pthread_t thread;
+
+		pthread_create(&thread, NULL, take_number, NULL);
+		if (ptrace(PTRACE_TRACEME, 0, 0, 0))
+			_exit(0);
+		raise(SIGSTOP);
+		poll(&entry, 1, 50);
+		/* Marks the end of the poll for the tracer. */
+		syscall(SYS_getppid);
+		pause();
+	}
+	while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+		memset(&call, 0, sizeof call);
+		ptrace(PTRACE_SETOPTIONS, child, 0, PTRACE_O_TRACESYSGOOD);
+		ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call);
+		if (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_close && call.entry.args[0] >= 32) {
+			number = call.entry.args[0];
+			is_closed = 1;
+		} else if (is_closed || (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_getppid)) {
+			write(numbers_to_take[1], &number, sizeof number);
+			is_closed = 0;
+			waitpid(child, &status, 0);
+			break;
+		}
+		ptrace(PTRACE_SYSCALL, child, 0, 0);
+	}
+	say("closed in the child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+	close(numbers_to_take[0]);
+	close(numbers_to_take[1]);
+	close(shared_fd);
+}
+
 static int blocking_listener;
 
 static void *accept_blocking(void *unused)
@@ -1318,6 +1383,7 @@ int main(void)
 		numbers_while_a_thread_polls(way, !(way % 2), 0);
 	}
 	children_of_a_polling_thread();
+	fork_as_a_poll_ends();
 	raw_forks();
 	blocking();
 	cancellation();
