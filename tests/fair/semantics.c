@@ -5,11 +5,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1100,6 +1103,54 @@ static void *modify(void *stop)
 	return NULL;
 }
 
+/* A thread for which the kernel has no memory to add a socket changes the interest in one. */
+static void *modify_without_memory(void *result)
+{
+	struct sock_filter steps[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_ctl, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, EPOLL_CTL_ADD, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+	*(int *)result = control(shared_set, EPOLL_CTL_MOD, shared_fd, EPOLLIN, 9);
+	return NULL;
+}
+
+/* The next wait carries out a change for which there was no memory, also if it has other events. */
+static void no_memory(void)
+{
+	int end = eventfd(0, EFD_CLOEXEC), result = -9, client, found;
+	struct epoll_event events[8];
+	pthread_t thread;
+
+	printf("no memory\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, end, EPOLLIN, 1);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 2);
+	settle(shared_set);
+	pthread_create(&thread, NULL, modify_without_memory, &result);
+	pthread_join(thread, NULL);
+	say("modified", result == 0);
+	eventfd_write(end, 1);
+	client = connect_one();
+	found = epoll_wait(shared_set, events, 8, -1);
+	say("events", found);
+	for (int i = 0; i < found; i++)
+		say("data is known", events[i].data.u64 == 1 || events[i].data.u64 == 9);
+	accept_one(shared_fd);
+	close(client);
+	close(end);
+	close(shared_set);
+	close(shared_fd);
+}
+
 /* Children made without fork's handlers, while threads of the parent change the set. */
 static void raw_forks(void)
 {
@@ -1385,6 +1436,7 @@ int main(void)
 	children_of_a_polling_thread();
 	fork_as_a_poll_ends();
 	raw_forks();
+	no_memory();
 	blocking();
 	cancellation();
 	say("fds left open", open_fds() - before);
