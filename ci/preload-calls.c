@@ -1,6 +1,8 @@
 /* Makes one call many times and prints the processor time that each takes, in nanoseconds, and the page faults
- * of each child. Usage: preload-calls ROW COUNT [eventfd], the last to have an eventfd open meanwhile. */
+ * of each child. Usage: preload-calls ROW COUNT [eventfd | listener], the last to have an eventfd or a listening socket
+ * open meanwhile. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -11,6 +13,8 @@
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +27,9 @@
 	} while (0)
 
 enum { FILL = 4096 };
-static int line[2], ready[2], set, counter;
+static int line[2], ready[2], set, counter, listener;
+static struct sockaddr_un address = {.sun_family = AF_UNIX};
+static socklen_t size = sizeof(sa_family_t);
 static long faults;
 static char bytes[FILL];
 
@@ -60,6 +66,59 @@ static void polls_eventfd(long at)
 	CHECK(poll(entries, 2, -1) == 1 && entries[1].revents == POLLIN);
 }
 
+static void polls_ready(long at)
+{
+	struct pollfd entry = {ready[0], POLLIN, 0};
+	(void)at;
+	CHECK(poll(&entry, 1, -1) == 1);
+}
+
+static void ppolls_ready(long at)
+{
+	struct pollfd entry = {ready[0], POLLIN, 0};
+	(void)at;
+	CHECK(ppoll(&entry, 1, NULL, NULL) == 1);
+}
+
+static void selects_ready(long at)
+{
+	fd_set readable;
+	(void)at;
+	FD_ZERO(&readable);
+	FD_SET(ready[0], &readable);
+	CHECK(select(ready[0] + 1, &readable, NULL, NULL, NULL) == 1);
+}
+
+static void pselects_ready(long at)
+{
+	static fd_set readable;
+	(void)at;
+	FD_ZERO(&readable);
+	FD_SET(ready[0], &readable);
+	CHECK(pselect(ready[0] + 1, &readable, NULL, NULL, NULL, NULL) == 1);
+}
+
+static void accepts_none(long at)
+{
+	(void)at;
+	CHECK(accept4(listener, NULL, NULL, 0) == -1 && errno == EAGAIN);
+}
+
+static void accepts(long at)
+{
+	int client = socket(AF_UNIX, SOCK_STREAM, 0), connection;
+	(void)at;
+	CHECK(connect(client, (struct sockaddr *)&address, size) == 0);
+	CHECK((connection = accept(listener, NULL, NULL)) >= 0);
+	CHECK(close(connection) == 0 && close(client) == 0);
+}
+
+static void calls_directly(long at)
+{
+	(void)at;
+	CHECK(syscall(SYS_getppid) > 0);
+}
+
 static void selects(long at)
 {
 	struct timeval limit = {0, 0};
@@ -89,6 +148,14 @@ static void waits_ready(long at)
 	struct epoll_event events[8];
 	if (at == 0)
 		add(ready[0]);
+	CHECK(epoll_wait(set, events, 8, -1) == 1);
+}
+
+static void waits_for_eventfd(long at)
+{
+	struct epoll_event events[8];
+	if (at == 0)
+		add(eventfd(1, 0));
 	CHECK(epoll_wait(set, events, 8, -1) == 1);
 }
 
@@ -156,6 +223,9 @@ static const struct {
 	{"select", selects}, {"epoll_wait-empty", waits_empty}, {"epoll_wait-ready", waits_ready},
 	{"epoll_ctl-mod", changes}, {"dup+close", dups_and_closes}, {"dup2", dups_to},
 	{"fork+wait", forks}, {"fork+exec", forks_and_executes}, {"poll-eventfd-socket", polls_eventfd},
+	{"poll-ready", polls_ready}, {"ppoll-ready", ppolls_ready}, {"select-ready", selects_ready},
+	{"pselect-ready", pselects_ready}, {"epoll_wait-eventfd", waits_for_eventfd}, {"syscall", calls_directly},
+	{"accept-empty", accepts_none}, {"connect+accept", accepts},
 };
 
 static double used(int whose)
@@ -179,7 +249,14 @@ int main(int arguments, char **argument)
 	count = atol(argument[2]);
 	CHECK(pipe(line) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, ready) == 0);
 	CHECK(write(ready[1], "x", 1) == 1);
-	if (arguments > 3 || rows[row].call == polls_eventfd)
+	if (strncmp(rows[row].name, "accept", 6) == 0 || rows[row].call == accepts ||
+		(arguments > 3 && strcmp(argument[3], "listener") == 0)) {
+		CHECK((listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+		/* A name that no other socket has: the kernel chooses one. */
+		CHECK(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 1) == 0);
+		size = sizeof address;
+		CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
+	} else if (arguments > 3 || rows[row].call == polls_eventfd)
 		CHECK((counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	/* Names are found, and pages are there. Both are multiples of what a pipe is filled with. */
 	for (at = 0; at < (strncmp(rows[row].name, "fork", 4) == 0 ? 1 : FILL); at++)

@@ -5,15 +5,22 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -538,6 +545,58 @@ static void times_and_signals(void)
 	close(fd);
 }
 
+static int open_fds(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+static sigjmp_buf out;
+
+static void jump(int number)
+{
+	(void)number;
+	siglongjmp(out, 1);
+}
+
+/* A handler that leaves a wait by siglongjmp leaves nothing behind. */
+static void jumps(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), before = open_fds(), client;
+	struct pollfd entry = {.fd = fd, .events = POLLIN};
+	struct epoll_event event;
+	sigset_t mask;
+
+	printf("jumps\n");
+	signal(SIGALRM, jump);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	for (volatile int i = 0; i < 4; i++) {
+		if (sigsetjmp(out, 1) == 0) {
+			ualarm(50000, 0);
+			if (i % 2)
+				poll(&entry, 1, -1);
+			else
+				epoll_wait(set, &event, 1, -1);
+		}
+		sigprocmask(SIG_BLOCK, NULL, &mask);
+		say("blocked", sigismember(&mask, SIGTERM) || sigismember(&mask, SIGALRM));
+	}
+	signal(SIGALRM, SIG_DFL);
+	say("fds left open", open_fds() - before);
+	client = connect_one();
+	wait_in("connection", set, -1);
+	say("poll", poll(&entry, 1, -1));
+	accept_one(fd);
+	close(client);
+	close(set);
+	close(fd);
+}
+
 /* A signal that the program ignores by default does not end a wait, whenever it comes. */
 static void ignored_signals(void)
 {
@@ -705,6 +764,8 @@ static void pointers(void)
 	say("set", FD_ISSET(fd, &read) != 0);
 	SELECT("half a set", 65, odd, NULL, NULL);
 	SELECT("set that cannot be written", fd + 1, constant, NULL, NULL);
+	mprotect(pages + 2 * 4096, 4096, PROT_NONE);
+	SELECT("set that cannot be read any more", fd + 1, constant, NULL, NULL);
 	SELECT("wrong number", -1, &read, NULL, NULL);
 
 	/* The kernel reads as many bits as the process may have fds. */
@@ -1042,6 +1103,54 @@ static void *modify(void *stop)
 	return NULL;
 }
 
+/* A thread for which the kernel has no memory to add a socket changes the interest in one. */
+static void *modify_without_memory(void *result)
+{
+	struct sock_filter steps[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_ctl, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, EPOLL_CTL_ADD, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+	*(int *)result = control(shared_set, EPOLL_CTL_MOD, shared_fd, EPOLLIN, 9);
+	return NULL;
+}
+
+/* The next wait carries out a change for which there was no memory, also if it has other events. */
+static void no_memory(void)
+{
+	int end = eventfd(0, EFD_CLOEXEC), result = -9, client, found;
+	struct epoll_event events[8];
+	pthread_t thread;
+
+	printf("no memory\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, end, EPOLLIN, 1);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 2);
+	settle(shared_set);
+	pthread_create(&thread, NULL, modify_without_memory, &result);
+	pthread_join(thread, NULL);
+	say("modified", result == 0);
+	eventfd_write(end, 1);
+	client = connect_one();
+	found = epoll_wait(shared_set, events, 8, -1);
+	say("events", found);
+	for (int i = 0; i < found; i++)
+		say("data is known", events[i].data.u64 == 1 || events[i].data.u64 == 9);
+	accept_one(shared_fd);
+	close(client);
+	close(end);
+	close(shared_set);
+	close(shared_fd);
+}
+
 /* Children made without fork's handlers, while threads of the parent change the set. */
 static void raw_forks(void)
 {
@@ -1073,6 +1182,145 @@ static void raw_forks(void)
 	close(shared_fd);
 }
 
+static int ends_after_fork;
+
+static void end_after_fork(void)
+{
+	if (ends_after_fork)
+		_exit(0);
+}
+
+/* Returns how many grandchildren find a number closed that the child of a bare clone has put a file under. The child ends as
+ * it forks, and the calling process adopts the grandchild. */
+static int closed_in_orphans(int number)
+{
+	int closed = 0, status;
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	pthread_atfork(NULL, end_after_fork, NULL);
+	for (int i = 0; i < 50; i++) {
+		pid_t child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+
+		if (child == 0) {
+			/* So that it nearly always ends before the grandchild runs. */
+			sched_setaffinity(0, sizeof one, &one);
+			dup2(shared_fd, number);
+			ends_after_fork = 1;
+			fork();
+			_exit(fcntl(number, F_GETFD) < 0);
+		}
+		waitpid(child, &status, 0);
+		waitpid(-1, &status, 0);
+		closed += WEXITSTATUS(status);
+	}
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	return closed;
+}
+
+/* A child has none of the library's fds, and keeps the program's: a bare clone may have put one under their number. */
+static void children_of_a_polling_thread(void)
+{
+	int before, number = 40, status, result = -9;
+	pthread_t thread;
+	pid_t child;
+
+	printf("children of a polling thread\n");
+	shared_fd = listen_at(AF_INET);
+	before = open_fds();
+	start_thread(&thread, poll_listener, &result, 1500);
+	for (int fd = 32; fd < 64; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			number = fd;
+	fflush(stdout);
+	child = fork();
+	if (child == 0)
+		_exit(open_fds() - before);
+	waitpid(child, &status, 0);
+	say("further fds of the child", WEXITSTATUS(status));
+	child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (child == 0) {
+		dup2(shared_fd, number);
+		child = fork();
+		if (child == 0)
+			_exit(fcntl(number, F_GETFD) < 0);
+		waitpid(child, &status, 0);
+		_exit(WEXITSTATUS(status));
+	}
+	waitpid(child, &status, 0);
+	say("closed in the child of a bare clone", WEXITSTATUS(status));
+	say("closed in orphans", closed_in_orphans(number));
+	pthread_join(thread, NULL);
+	say("result", result);
+	close(shared_fd);
+}
+
+static int numbers_to_take[2];
+
+/* Takes the number that it reads, and forks. The process ends with 1 if the child finds the number closed. */
+static void *take_number(void *unused)
+{
+	int number, status;
+	pid_t child;
+
+	read(numbers_to_take[0], &number, sizeof number);
+	number = fcntl(shared_fd, F_DUPFD, number);
+	child = fork();
+	if (child == 0)
+		_exit(fcntl(number, F_GETFD) < 0);
+	waitpid(child, &status, 0);
+	_exit(WEXITSTATUS(status));
+	return unused;
+}
+
+/* A poll stands still just as the library has closed its fd. Another thread takes the number and forks. */
+static void fork_as_a_poll_ends(void)
+{
+	struct __ptrace_syscall_info call;
+	int status, number = 40, is_closed = 0;
+	pid_t child;
+
+	printf("fork as a poll ends\n");
+	shared_fd = listen_at(AF_INET);
+	pipe(numbers_to_take);
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
+		pthread_t thread;
+
+		pthread_create(&thread, NULL, take_number, NULL);
+		if (ptrace(PTRACE_TRACEME, 0, 0, 0))
+			_exit(0);
+		raise(SIGSTOP);
+		poll(&entry, 1, 50);
+		/* Marks the end of the poll for the tracer. */
+		syscall(SYS_getppid);
+		pause();
+	}
+	while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+		memset(&call, 0, sizeof call);
+		ptrace(PTRACE_SETOPTIONS, child, 0, PTRACE_O_TRACESYSGOOD);
+		ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call);
+		if (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_close && call.entry.args[0] >= 32) {
+			number = call.entry.args[0];
+			is_closed = 1;
+		} else if (is_closed || (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_getppid)) {
+			write(numbers_to_take[1], &number, sizeof number);
+			is_closed = 0;
+			waitpid(child, &status, 0);
+			break;
+		}
+		ptrace(PTRACE_SYSCALL, child, 0, 0);
+	}
+	say("closed in the child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+	close(numbers_to_take[0]);
+	close(numbers_to_take[1]);
+	close(shared_fd);
+}
+
 static int blocking_listener;
 
 static void *accept_blocking(void *unused)
@@ -1101,15 +1349,29 @@ static void blocking(void)
 	close(blocking_listener);
 }
 
+static int blocked_at_the_end;
+
+/* A cleanup handler of a cancelled thread has the mask that the thread had. */
+static void look_at_mask(void *unused)
+{
+	sigset_t mask;
+
+	(void)unused;
+	pthread_sigmask(SIG_BLOCK, NULL, &mask);
+	blocked_at_the_end = sigismember(&mask, SIGTERM);
+}
+
 static void *cancelled(void *mode)
 {
 	struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
 	struct epoll_event event;
 
+	pthread_cleanup_push(look_at_mask, NULL);
 	if (mode)
 		poll(&entry, 1, -1);
 	else
 		epoll_wait(shared_set, &event, 1, -1);
+	pthread_cleanup_pop(0);
 	return NULL;
 }
 
@@ -1128,20 +1390,10 @@ static void cancellation(void)
 		pthread_cancel(thread);
 		pthread_join(thread, &result);
 		say("cancelled", result == PTHREAD_CANCELED);
+		say("signal blocked", blocked_at_the_end);
 	}
 	close(shared_set);
 	close(shared_fd);
-}
-
-static int open_fds(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
 }
 
 int main(void)
@@ -1165,9 +1417,10 @@ int main(void)
 	numbers();
 	forks();
 	times_and_signals();
+	jumps();
 	ignored_signals();
 	polls();
-	/* Before the first thread: the fds may be another thread's, too. */
+	/* Before the first thread: the table of fds is to stay that of the whole process. */
 	replaced();
 	pointers();
 	ring();
@@ -1180,7 +1433,10 @@ int main(void)
 		numbers_while_a_thread_polls(way, way % 2, 1);
 		numbers_while_a_thread_polls(way, !(way % 2), 0);
 	}
+	children_of_a_polling_thread();
+	fork_as_a_poll_ends();
 	raw_forks();
+	no_memory();
 	blocking();
 	cancellation();
 	say("fds left open", open_fds() - before);

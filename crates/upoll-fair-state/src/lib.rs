@@ -45,7 +45,7 @@ pub struct Group {
     guards: [AtomicU64; GUARDS],
     /// When a worker was last woken for one of the sockets.
     last_wakeup: AtomicU64,
-    /// How many workers sleep. A worker that is killed or cancelled in its sleep stays in the count.
+    /// How many workers sleep. A worker that is killed in its sleep stays in the count.
     sleeping: AtomicU32,
 }
 

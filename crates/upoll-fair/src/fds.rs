@@ -14,8 +14,8 @@ pub(crate) const UNKNOWN: u8 = 0;
 pub(crate) const ORDINARY: u8 = 1;
 /// The fd was a listening socket when the library last looked.
 pub(crate) const LISTENER: u8 = 2;
-/// The fd is the set of a sleeping `poll` or `select`, of which the program does not know.
-pub(crate) const PRIVATE: u8 = 3;
+/// The library has just opened the fd, and closes it or makes a set of it.
+pub(crate) const OPENING: u8 = 3;
 /// The fd is the epoll set with the index `kind - FIRST_SET`.
 pub(crate) const FIRST_SET: u8 = 16;
 
@@ -38,42 +38,31 @@ pub(crate) fn set_listener(fd: c_int) {
     HAS_LISTENER.store(true, Ordering::Relaxed);
 }
 
+#[inline]
+fn entry(fd: c_int) -> Option<&'static AtomicU8> {
+    KINDS.get(usize::try_from(fd).ok()?)
+}
+
 /// Returns what is known about an fd. Negative fds and those beyond the table are ordinary.
 #[inline]
 pub(crate) fn kind(fd: c_int) -> u8 {
-    let entry = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
-    entry.map_or(ORDINARY, |kind| kind.load(Ordering::Relaxed))
+    entry(fd).map_or(ORDINARY, |kind| kind.load(Ordering::Relaxed))
 }
 
 #[inline]
 pub(crate) fn set_kind(fd: c_int, kind: u8) {
-    let entry = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
-    if let Some(entry) = entry
+    if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) != kind
     {
         entry.store(kind, Ordering::Relaxed);
     }
 }
 
-/// Returns whether an fd is a listening socket, and asks the kernel about it unless it is known to be an
-/// ordinary fd.
+/// Returns whether an fd is a listening socket, and asks the kernel about it unless it is known to be another
+/// file.
 #[inline]
 pub(crate) fn is_listener(fd: c_int) -> bool {
-    match kind(fd) {
-        UNKNOWN | LISTENER => check(fd),
-        _ => false,
-    }
-}
-
-/// Returns whether an fd is or may be a listening socket; asks the kernel only about an fd of which nothing is
-/// known.
-#[inline]
-pub(crate) fn may_be_listener(fd: c_int) -> bool {
-    match kind(fd) {
-        LISTENER => true,
-        UNKNOWN => check(fd),
-        _ => false,
-    }
+    matches!(kind(fd), UNKNOWN | LISTENER) && check(fd)
 }
 
 #[cold]

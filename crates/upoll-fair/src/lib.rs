@@ -14,12 +14,11 @@ mod raw;
 mod sets;
 mod settings;
 mod shared;
-mod sleeping;
 mod stats;
 mod wait;
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -32,7 +31,6 @@ static END: extern "C" fn() = end;
 /// The constructor. glibc passes it the arguments of `main`.
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     lock::start();
-    hooks::start();
     // SAFETY: this is the environment of the process.
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
@@ -50,22 +48,21 @@ extern "C" fn end() {
     }
 }
 
-/// Whether the last fork was of the process that the tables are about, and not of a child by a raw `clone`.
-static FORKED_BY_OWNER: AtomicBool = AtomicBool::new(false);
+std::thread_local! {
+    /// The thread's last fork was of the process that the table is about, and not of a child by a raw `clone`. The child cannot
+    /// ask: its parent may have ended, and then the process that adopts it may be that of the table.
+    static IS_FORK_OF_OWNER: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Holds no lock during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
 /// holds them may need ours.
 extern "C" fn before_fork() {
-    let is_owner = lock::is_owner();
-    if FORKED_BY_OWNER.load(Ordering::Relaxed) != is_owner {
-        FORKED_BY_OWNER.store(is_owner, Ordering::Relaxed);
-    }
+    IS_FORK_OF_OWNER.set(lock::is_owner());
 }
 
 extern "C" fn after_fork_in_child() {
     // In the midst of what change a thread of the parent was does not matter: no set of the parent's is changed here.
     lock::start();
-    sets::after_fork();
-    sleeping::after_fork(FORKED_BY_OWNER.load(Ordering::Relaxed));
+    sets::after_fork(IS_FORK_OF_OWNER.get());
     shared::after_fork();
 }

@@ -1,4 +1,4 @@
-//! The lock of the tables of sets and sleeping threads, and the process that they are about.
+//! The lock of the table of sets, and the process that it is about.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -8,16 +8,17 @@ use crate::raw;
 use crate::shared;
 
 static LOCK: AtomicBool = AtomicBool::new(false);
-/// The process whose fds the tables are about. A child of `vfork` has the same memory, and fds of its own.
+/// The process whose fds the table is about. A child of `vfork` has the same memory, and fds of its own.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The right to change the tables. The program's signals are blocked as long as it lives, so that no handler finds the lock
+/// The right to change the table. The program's signals are blocked as long as it lives, so that no handler finds the lock
 /// held by its own thread.
 pub(crate) struct Locked {
-    signals: u64,
+    /// The mask that held before.
+    pub(crate) signals: u64,
 }
 
-/// Blocks the program's signals and locks the tables.
+/// Blocks the program's signals and locks the table.
 pub(crate) fn lock() -> Locked {
     let signals = raw::block_signals();
     let mut backoff = Backoff::new();
@@ -28,32 +29,13 @@ pub(crate) fn lock() -> Locked {
 }
 
 impl Locked {
-    /// Unlocks the tables and leaves the signals blocked, but for ignored ones. Returns the mask to restore.
-    pub(crate) fn unlock_blocked(self) -> u64 {
-        let signals = self.signals;
-        self.unlock_for_nap(signals);
-        signals
-    }
-
-    /// Unlocks the tables for a further nap of a sleep that began with the mask `before`: the program may have begun or ceased
-    /// to ignore a signal.
+    /// Unlocks the table for a nap, and leaves the signals blocked, but for those that are ignored or are in `before`, the
+    /// mask that held before the sleep. The program may have begun or ceased to ignore a signal since the last nap.
     pub(crate) fn unlock_for_nap(self, before: u64) {
-        self.keep();
+        std::mem::forget(self);
         LOCK.store(false, Ordering::Release);
         raw::let_ignored_signals_pass(before);
     }
-
-    /// Leaves the tables locked, for `unlock`. Returns the mask to restore.
-    pub(crate) fn keep(self) -> u64 {
-        let signals = self.signals;
-        std::mem::forget(self);
-        signals
-    }
-}
-
-/// Unlocks tables that `keep` left locked.
-pub(crate) fn unlock(signals: u64) {
-    drop(Locked { signals });
 }
 
 impl Drop for Locked {
@@ -63,19 +45,19 @@ impl Drop for Locked {
     }
 }
 
-/// Takes the calling process for the one that the tables are about: at its start, and in the child of a `fork`. A thread of the
-/// parent may have had them locked.
+/// Takes the calling process for the one that the table is about: at its start, and in the child of a `fork`. A thread of the
+/// parent may have had it locked.
 pub(crate) fn start() {
     LOCK.store(false, Ordering::Relaxed);
     OWNER.store(shared::process(), Ordering::Relaxed);
 }
 
-/// Returns the process that has the fds that the tables are about.
+/// Returns the process that has the fds that the table is about.
 pub(crate) fn owner() -> u32 {
     OWNER.load(Ordering::Relaxed)
 }
 
-/// Returns whether the calling process has the fds that the tables are about.
+/// Returns whether the calling process has the fds that the table is about.
 pub(crate) fn is_owner() -> bool {
     owner() == shared::process()
 }

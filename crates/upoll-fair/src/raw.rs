@@ -84,25 +84,25 @@ pub(crate) fn now() -> u64 {
 
 const PAGE: usize = 4096;
 
-/// Returns whether at least eight bytes can be read.
+/// Returns whether at least eight bytes lie in the page of the stack that the thread uses, which can be read.
 #[inline]
-pub(crate) fn is_readable(start: usize, size: usize) -> bool {
+pub(crate) fn is_known_readable(start: usize, size: usize) -> bool {
     let here = 0_u8;
-    let own_page = (&raw const here).addr() / PAGE;
-    let last = start.saturating_add(size - 1);
-    // The page of a local variable is readable.
-    start / PAGE == own_page && last / PAGE == own_page || are_readable(start, last)
+    start / PAGE == (&raw const here).addr() / PAGE && start % PAGE + size <= PAGE
 }
 
-/// The kernel reads a signal mask from each page, and then refuses the call.
-#[cold]
-fn are_readable(start: usize, last: usize) -> bool {
+/// Returns whether at least eight bytes can be read. The kernel reads a signal mask from each page, and then refuses the
+/// call.
+pub(crate) fn is_readable(start: usize, size: usize) -> bool {
     const NO_CHANGE: c_int = -1;
-    (start / PAGE..=last / PAGE).all(|page| {
-        let place = start.max(page * PAGE);
-        let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
-        result != -libc::EFAULT as isize
-    })
+    let last = start.saturating_add(size - 1) / PAGE;
+    let mut pages = start / PAGE..=last;
+    is_known_readable(start, size)
+        || pages.all(|page| {
+            let place = start.max(page * PAGE);
+            let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
+            result != -libc::EFAULT as isize
+        })
 }
 
 /// Returns a socket option that has the type `T`, or the negative error number.

@@ -1,5 +1,8 @@
 //! Epoll sets that hold a listening socket: what the program registered, and how it stands in the kernel.
 //!
+//! Beside the program's own sets there are private ones, in which threads sleep in `poll` and `select`. They hold the
+//! listening sockets of the call as members. The program does not know their fds.
+//!
 //! The program's own `EPOLL_CTL_ADD` is handed on as it is and only recorded. The first `epoll_wait` on the same
 //! fd that is about to sleep registers the socket again, with `EPOLLEXCLUSIVE`. So a set that is waited
 //! for by other means (another fd of the set, another set, a raw system call) keeps the kernel's behaviour.
@@ -16,17 +19,17 @@ use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
 
-use libc::epoll_event;
+use libc::{epoll_event, pollfd};
 
-use crate::fds::{self, FIRST_SET, LISTENER, PRIVATE, UNKNOWN};
+use crate::fds::{self, FIRST_SET, LISTENER, OPENING, UNKNOWN};
 use crate::lock::{Locked, is_owner, lock};
 use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
-use crate::sleeping;
 
-/// Further sets stay as the program registered them. A set that is left alone counts until it is closed.
-const SETS: usize = 128;
+/// Further sets stay as the program registered them, and further threads sleep in the kernel's `poll`. A set that is left
+/// alone counts until it is closed.
+const SETS: usize = 240;
 /// Further listening sockets of a set stay as the program registered them.
 const MEMBERS: usize = 8;
 const NONE: c_int = -1;
@@ -34,7 +37,7 @@ const NONE: c_int = -1;
 const IN: u32 = libc::EPOLLIN as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
-pub(crate) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The events that the kernel accepts beside `EPOLLEXCLUSIVE`.
 const ACCEPTED: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
     | libc::EPOLLWAKEUP as u32
@@ -54,8 +57,13 @@ const PLAIN: u8 = 1;
 const MADE_EXCLUSIVE: u8 = 2;
 /// The program asked for `EPOLLEXCLUSIVE`.
 const ASKED_EXCLUSIVE: u8 = 3;
-/// The kernel had no memory to register the socket again. The next wait tries once more.
+/// Not registered: the member is new in a private set, or the kernel had no memory to register it again. The next wait
+/// tries once more.
 const LOST: u8 = 4;
+
+/// Private sets have fds from here on, if the process may have such: programs expect the lowest free numbers to be theirs.
+/// Beyond 63 the kernel would have to enlarge the table of fds, whose size shows in what `select` reads.
+const FIRST_PRIVATE: c_int = 32;
 
 /// A listening socket in a set.
 struct Member {
@@ -74,6 +82,7 @@ pub(crate) struct Set {
     wakeups: AtomicU32,
     /// The set stays as it is registered: the parent made it before a `fork`, or it was polled or is a member of another set.
     left_alone: AtomicBool,
+    is_private: AtomicBool,
     /// The sum of the cookies of exclusive members.
     key: AtomicU64,
     /// When a thread last looked whether a connection waits that no worker accepts.
@@ -96,6 +105,7 @@ static TABLE: [Set; SETS] = [const {
         }; MEMBERS],
         wakeups: AtomicU32::new(0),
         left_alone: AtomicBool::new(false),
+        is_private: AtomicBool::new(false),
         key: AtomicU64::new(0),
         looked: AtomicU64::new(0),
         closes: AtomicU32::new(0),
@@ -107,25 +117,40 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// A member is or was edge-triggered.
 static HAS_EDGES: AtomicBool = AtomicBool::new(false);
 
-/// Marks the sets of the parent, in the child, which has no other thread.
-pub(crate) fn after_fork() {
-    for set in TABLE
-        .iter()
-        .filter(|set| set.epfd.load(Ordering::Relaxed) != NONE)
-    {
-        set.left_alone.store(true, Ordering::Relaxed);
+fn sets() -> impl Iterator<Item = &'static Set> {
+    TABLE.iter().take(USED.load(Ordering::Relaxed))
+}
+
+/// Marks the sets of the parent, in the child, which has no other thread, and closes the private ones. `are_ours`: their fds
+/// are not the program's by now, as they may be in a child by a raw `clone`, of which this process is one.
+pub(crate) fn after_fork(are_ours: bool) {
+    for set in sets().filter(|set| set.epfd() != NONE) {
+        if set.is_private() {
+            if are_ours {
+                kernel!(SYS_close, set.epfd());
+            }
+            set.forget();
+        } else {
+            set.left_alone.store(true, Ordering::Relaxed);
+        }
     }
 }
 
 fn at(epfd: c_int) -> Option<&'static Set> {
     let index = fds::kind(epfd).checked_sub(FIRST_SET)?;
     let set = TABLE.get(usize::from(index))?;
-    (set.epfd.load(Ordering::Relaxed) == epfd).then_some(set)
+    (set.epfd() == epfd).then_some(set)
 }
 
-/// Returns the set of an fd, if it has members to look after.
+/// Returns the set of an fd, if it is the program's. A call on the number of a private set is about a file that the library
+/// does not know.
+fn of_program(epfd: c_int) -> Option<&'static Set> {
+    at(epfd).filter(|set| !set.is_private())
+}
+
+/// Returns the set of an fd, if it is the program's and has members to look after.
 pub(crate) fn find(epfd: c_int) -> Option<&'static Set> {
-    at(epfd).filter(|set| !set.is_left_alone())
+    of_program(epfd).filter(|set| !set.is_left_alone())
 }
 
 /// Returns the mask to register exclusively in place of `events`; `None` if that would mean something else.
@@ -187,13 +212,7 @@ impl Member {
             events: mask,
             u64: self.data.load(Ordering::Relaxed),
         };
-        let result = kernel!(
-            SYS_epoll_ctl,
-            epfd,
-            libc::EPOLL_CTL_ADD,
-            self.fd(),
-            &raw const event
-        );
+        let result = register(epfd, self.fd(), &event);
         let state = match (result, mask & EXCLUSIVE, events & EXCLUSIVE) {
             (..0, ..) => LOST,
             (_, 0, _) => state_of(events),
@@ -229,16 +248,21 @@ impl Set {
         self.members().find(|member| member.fd() == fd)
     }
 
-    fn epfd(&self) -> c_int {
+    pub(crate) fn epfd(&self) -> c_int {
         self.epfd.load(Ordering::Relaxed)
     }
 
     fn forget(&self) {
+        fds::set_kind(self.epfd(), UNKNOWN);
+        self.give_up();
+    }
+
+    /// Frees the place, and leaves the fd marked.
+    fn give_up(&self) {
         for member in &self.members {
             member.forget();
         }
         self.closes.fetch_add(1, Ordering::Relaxed);
-        fds::set_kind(self.epfd(), UNKNOWN);
         self.epfd.store(NONE, Ordering::Relaxed);
     }
 
@@ -258,6 +282,10 @@ impl Set {
         self.closes.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn is_private(&self) -> bool {
+        self.is_private.load(Ordering::Relaxed)
+    }
+
     /// Returns the group of workers that wait for the same sockets; `None` if no member is exclusive.
     pub(crate) fn group(&self) -> Option<&'static Group> {
         match self.key.load(Ordering::Relaxed) {
@@ -272,19 +300,23 @@ impl Set {
             .any(|member| member.is_exclusive() || member.state() == LOST)
     }
 
+    /// Returns whether the kernel lacks a registration.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.members().any(|member| member.state() == LOST)
+    }
+
     /// Prepares a wait that is about to sleep: makes new members exclusive, and moves the others to the end of
     /// the line if it is time.
-    pub(crate) fn prepare(&self, _: &Locked) {
-        let is_due = is_due(&self.wakeups, self.group());
-        let mut changed = false;
-        let mut rotated = false;
+    pub(crate) fn prepare(&self, locked: &Locked) {
+        self.register(locked, self.is_due());
+    }
+
+    /// Makes new members exclusive, and moves the others to the end of the line if `is_due`.
+    pub(crate) fn register(&self, _: &Locked, is_due: bool) {
+        let (mut changed, mut rotated) = (false, false);
         for member in self.members() {
             match member.state() {
-                LOST => {
-                    member.register_again(self.epfd(), true);
-                    changed = true;
-                }
-                PENDING if member.can_rotate() => {
+                state @ (LOST | PENDING) if state == LOST || member.can_rotate() => {
                     member.register_again(self.epfd(), true);
                     changed = true;
                 }
@@ -330,14 +362,16 @@ impl Set {
             > 0
     }
 
-    /// Takes note of the wakeups among `events`, which the kernel returned, and completes them.
-    pub(crate) fn harvest(&self, events: &mut [epoll_event]) {
-        let mut woken = false;
+    /// Takes note of the wakeups among `events`, which the kernel returned, and completes them. Returns whether all of them
+    /// are of members.
+    pub(crate) fn harvest(&self, events: &mut [epoll_event]) -> bool {
+        let (mut woken, mut are_members) = (false, true);
         for event in events {
             let data = event.u64;
             let mut members = self.members();
             let Some(member) = members.find(|member| member.data.load(Ordering::Relaxed) == data)
             else {
+                are_members = false;
                 continue;
             };
             woken |= event.events & IN != 0;
@@ -355,6 +389,38 @@ impl Set {
                 group.woken(raw::now());
             }
         }
+        are_members
+    }
+
+    /// Returns whether a worker with so many wakeups is to go to the end of the line.
+    fn is_due(&self) -> bool {
+        let wakeups = self.wakeups.load(Ordering::Relaxed);
+        match settings::policy() {
+            Policy::Every(count) => wakeups >= count,
+            Policy::Adaptive => {
+                wakeups > 0 && self.group().is_none_or(|group| group.sleeping() > 0)
+            }
+            Policy::Exclusive | Policy::Observe => false,
+        }
+    }
+
+    /// Records a listening socket. Returns its member; `None` if there is no place for it.
+    fn remember(&self, fd: c_int, event: epoll_event) -> Option<&Member> {
+        let free = self.members.iter().find(|member| member.fd() == NONE);
+        let member = self.member(fd).or(free)?;
+        member.record(event);
+        member.answered.store(true, Ordering::Relaxed);
+        HAS_EDGES.fetch_or(event.events & EDGE != 0, Ordering::Relaxed);
+        member.fd.store(fd, Ordering::Relaxed);
+        Some(member)
+    }
+
+    /// Closes a private set.
+    pub(crate) fn close(&self, _: &Locked) {
+        let epfd = self.epfd();
+        // Before the number is free: the child of a fork in between would close what another thread has opened there.
+        self.give_up();
+        close_opened(epfd);
     }
 
     /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
@@ -371,18 +437,18 @@ impl Set {
     }
 }
 
-/// Returns whether a worker with so many wakeups is to go to the end of the line.
-fn is_due(wakeups: &AtomicU32, group: Option<&Group>) -> bool {
-    let wakeups = wakeups.load(Ordering::Relaxed);
-    match settings::policy() {
-        Policy::Every(count) => wakeups >= count,
-        Policy::Adaptive => wakeups > 0 && group.is_none_or(|group| group.sleeping() > 0),
-        Policy::Exclusive | Policy::Observe => false,
-    }
+fn register(epfd: c_int, fd: c_int, event: &epoll_event) -> isize {
+    kernel!(
+        SYS_epoll_ctl,
+        epfd,
+        libc::EPOLL_CTL_ADD,
+        fd,
+        &raw const *event
+    )
 }
 
 /// Returns the kernel's unique number of a socket.
-pub(crate) fn cookie(fd: c_int) -> u64 {
+fn cookie(fd: c_int) -> u64 {
     raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
 }
 
@@ -395,13 +461,82 @@ pub(crate) fn created(epfd: c_int) -> c_int {
 }
 
 /// Forgets what is known about a number that has just got another file.
-pub(crate) fn forget_number(locked: &Locked, fd: c_int) {
+fn forget_number(_: &Locked, fd: c_int) {
     if let Some(set) = at(fd) {
         set.forget();
     }
-    if fds::kind(fd) == PRIVATE {
-        sleeping::closing(locked, fd);
+    fds::set_kind(fd, UNKNOWN);
+}
+
+/// Takes a free place of the table for the fd of a set; `None` if there is none, or no room for the fd in the table of kinds.
+fn claim(_: &Locked, epfd: c_int, is_private: bool) -> Option<&'static Set> {
+    let index = TABLE.iter().position(|set| set.epfd() == NONE)?;
+    fds::set_kind(epfd, FIRST_SET + u8::try_from(index).ok()?);
+    let set = &TABLE[index];
+    USED.fetch_max(index + 1, Ordering::Relaxed);
+    set.wakeups.store(0, Ordering::Relaxed);
+    set.key.store(0, Ordering::Relaxed);
+    set.left_alone.store(false, Ordering::Relaxed);
+    set.is_private.store(is_private, Ordering::Relaxed);
+    set.epfd.store(epfd, Ordering::Relaxed);
+    if at(epfd).is_none() {
+        set.forget();
+        return None;
     }
+    Some(set)
+}
+
+/// Opens a private set that holds `entries`, each with its index for data. Returns `None` if it cannot stand in for `poll`.
+pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> {
+    let mut epfd = opened(locked, kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC))?;
+    if epfd < FIRST_PRIVATE {
+        let high = kernel!(SYS_fcntl, epfd, libc::F_DUPFD_CLOEXEC, FIRST_PRIVATE);
+        if let Some(high) = opened(locked, high) {
+            close_opened(epfd);
+            epfd = high;
+        }
+    }
+    let Some(set) = claim(locked, epfd, true) else {
+        close_opened(epfd);
+        return None;
+    };
+    let mut are_all_added = true;
+    for (index, entry) in entries.iter().enumerate() {
+        // POLLNVAL is never asked for; the other bits mean the same in both.
+        let events = u32::from((entry.events & !libc::POLLNVAL).cast_unsigned());
+        let mut event = epoll_event {
+            events,
+            u64: index as u64,
+        };
+        if entry.events & libc::POLLOUT == 0 && events & IN != 0 && fds::kind(entry.fd) == LISTENER
+        {
+            event.events = IN;
+            if let Some(member) = set.remember(entry.fd, event) {
+                member.state.store(LOST, Ordering::Relaxed);
+                continue;
+            }
+        }
+        are_all_added &= register(epfd, entry.fd, &event) >= 0;
+    }
+    set.register(locked, false);
+    if !are_all_added || set.key.load(Ordering::Relaxed) == 0 || set.has_lost() {
+        set.close(locked);
+        return None;
+    }
+    Some(set)
+}
+
+/// Takes note of an fd that the kernel has just opened for the library; `None` if it returned an error.
+fn opened(locked: &Locked, fd: isize) -> Option<c_int> {
+    let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
+    forget_number(locked, fd);
+    fds::set_kind(fd, OPENING);
+    Some(fd)
+}
+
+/// Closes an fd that is no set, or not any more. A call that finds it marked waits for the lock, and then finds it closed.
+fn close_opened(fd: c_int) {
+    kernel!(SYS_close, fd);
     fds::set_kind(fd, UNKNOWN);
 }
 
@@ -421,7 +556,7 @@ pub(crate) unsafe fn control(
         return give(straight());
     }
     let locked = lock();
-    if let Some(inner) = at(fd) {
+    if let Some(inner) = of_program(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
         if operation == libc::EPOLL_CTL_ADD {
             inner.leave_alone(&locked);
@@ -432,7 +567,7 @@ pub(crate) unsafe fn control(
         forget_listener(&locked, fd);
         return give(straight());
     }
-    let known = at(epfd)
+    let known = of_program(epfd)
         .and_then(|set| Some((set, set.member(fd)?)))
         .or_else(|| find_alias(epfd, fd));
     let result = match (operation, known) {
@@ -501,66 +636,34 @@ unsafe fn modify(
     if event.events & EXCLUSIVE != 0 {
         return refused;
     }
-    let (events, data) = (member.events(), member.data.load(Ordering::Relaxed));
     let state = member.state();
     member.record(event);
     member.state.store(state, Ordering::Relaxed);
-    let result = member.register_again(set.epfd(), !set.is_left_alone());
-    if result >= 0 && member.state() == LOST {
-        // As it was before, which may need no more memory than the kernel freed.
-        member.record(epoll_event { events, u64: data });
-        member.state.store(LOST, Ordering::Relaxed);
-        return -libc::ENOMEM as isize;
-    }
-    result
+    // The member is deleted by now. Without memory to add it, it stays lost until the next wait or look: a failure would leave
+    // the program with what it had asked for before, or without it.
+    member.register_again(set.epfd(), !set.is_left_alone())
 }
 
 /// Returns the member of a set that `epfd` is another fd of.
 fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)> {
     let process = shared::process();
     let is_same = |other: c_int| kernel!(SYS_kcmp, process, process, KCMP_FILE, epfd, other) == 0;
-    let found = TABLE.iter().filter_map(|set| Some((set, set.member(fd)?)));
-    let mut found = found.filter(|(set, _)| set.epfd() != epfd);
+    let found = sets().filter_map(|set| Some((set, set.member(fd)?)));
+    let mut found = found.filter(|(set, _)| set.epfd() != epfd && !set.is_private());
     found.find(|(set, _)| is_same(set.epfd()))
 }
 
-fn record(_: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
-    let set = match at(epfd) {
-        Some(set) => set,
-        None if fds::kind(epfd) == UNKNOWN => {
-            let Some(index) = TABLE
-                .iter()
-                .position(|set| set.epfd.load(Ordering::Relaxed) == NONE)
-            else {
-                return;
-            };
-            let set = &TABLE[index];
-            USED.fetch_max(index + 1, Ordering::Relaxed);
-            set.wakeups.store(0, Ordering::Relaxed);
-            set.key.store(0, Ordering::Relaxed);
-            set.left_alone.store(false, Ordering::Relaxed);
-            set.epfd.store(epfd, Ordering::Relaxed);
-            let kind = u8::try_from(index).map_or(UNKNOWN, |index| FIRST_SET + index);
-            fds::set_kind(epfd, kind);
-            set
-        }
-        None => return,
-    };
-    if set.is_left_alone() {
-        return;
-    }
-    let free = set.members.iter().find(|member| member.fd() == NONE);
-    if let Some(member) = set.member(fd).or(free) {
-        member.record(event);
-        member.answered.store(true, Ordering::Relaxed);
-        HAS_EDGES.fetch_or(event.events & EDGE != 0, Ordering::Relaxed);
-        member.fd.store(fd, Ordering::Relaxed);
+fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
+    let is_new = fds::kind(epfd) == UNKNOWN;
+    let set = of_program(epfd).or_else(|| is_new.then(|| claim(locked, epfd, false)).flatten());
+    if let Some(set) = set.filter(|set| !set.is_left_alone()) {
+        set.remember(fd, event);
     }
 }
 
 /// Forgets an fd that is no listening socket any more.
 fn forget_listener(_: &Locked, fd: c_int) {
-    for member in TABLE.iter().filter_map(|set| set.member(fd)) {
+    for member in sets().filter_map(|set| set.member(fd)) {
         member.forget();
     }
 }
@@ -584,12 +687,14 @@ pub(crate) fn closing(fd: c_int) {
     }
     let locked = lock();
     if let Some(set) = at(fd) {
-        // The set may have other fds, and these keep the kernel's behaviour.
-        set.leave_alone(&locked);
+        // The set may have other fds, and these keep the kernel's behaviour. A private one has none.
+        if !set.is_private() {
+            set.leave_alone(&locked);
+        }
         set.forget();
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
-        for set in &TABLE {
+        for set in sets() {
             if let Some(member) = set.member(fd) {
                 if matches!(member.state(), MADE_EXCLUSIVE) && !set.is_left_alone() {
                     member.register_again(set.epfd(), false);
@@ -597,9 +702,6 @@ pub(crate) fn closing(fd: c_int) {
                 member.forget();
             }
         }
-        fds::set_kind(fd, UNKNOWN);
-    } else if fds::kind(fd) == PRIVATE {
-        sleeping::closing(&locked, fd);
         fds::set_kind(fd, UNKNOWN);
     }
 }
@@ -621,17 +723,27 @@ pub(crate) fn closing_range(first: u32, last: u32) {
             closing(fd);
         }
     };
-    for set in TABLE.iter().take(USED.load(Ordering::Relaxed)) {
+    for set in sets() {
         set.members().map(Member::fd).for_each(close);
         close(set.epfd());
     }
-    sleeping::numbers().for_each(close);
+}
+
+/// Takes note that the thread is about to get a table of fds of its own. A set may stay open in other threads, which may
+/// sleep in it, and its number get another file in this one: sets so far keep the kernel's behaviour.
+#[cold]
+pub(crate) fn unsharing() {
+    if is_owner() {
+        let locked = lock();
+        let open = sets().filter(|set| set.epfd() != NONE && !set.is_private());
+        open.for_each(|set| set.leave_alone(&locked));
+    }
 }
 
 /// Takes note that `accept` was called on a socket.
 pub(crate) fn answered(fd: c_int) {
     if HAS_EDGES.load(Ordering::Relaxed) {
-        for member in TABLE.iter().filter_map(|set| set.member(fd)) {
+        for member in sets().filter_map(|set| set.member(fd)) {
             member.answered.store(true, Ordering::Relaxed);
         }
     }

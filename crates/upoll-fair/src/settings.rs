@@ -4,7 +4,7 @@
 //! `UPOLL_FAIR_SHARED` the file that the processes of one run share.
 
 use std::ffi::{CStr, c_char};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::OnceLock;
 
 /// When a worker that has taken a wakeup goes to the end of the line.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,21 +24,20 @@ const DEFAULT: u32 = match u32::from_str_radix(upoll_fair_state::DEFAULT_POLICY,
     Ok(wakeups) => wakeups,
     Err(_) => panic!("the default policy is a number"),
 };
-const ADAPTIVE: u32 = 0;
-const EXCLUSIVE: u32 = u32::MAX;
-const OBSERVE: u32 = u32::MAX - 1;
 
-static POLICY: AtomicU32 = AtomicU32::new(DEFAULT);
-static STATS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
-static SHARED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+/// The values of the environment.
+struct Settings {
+    policy: Policy,
+    stats: Option<&'static CStr>,
+    shared: Option<&'static CStr>,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 pub(crate) fn policy() -> Policy {
-    match POLICY.load(Ordering::Relaxed) {
-        ADAPTIVE => Policy::Adaptive,
-        EXCLUSIVE => Policy::Exclusive,
-        OBSERVE => Policy::Observe,
-        wakeups => Policy::Every(wakeups),
-    }
+    SETTINGS
+        .get()
+        .map_or(Policy::Every(DEFAULT), |settings| settings.policy)
 }
 
 /// Returns whether a worker that was woken goes to the end of the line at some time.
@@ -53,18 +52,12 @@ pub(crate) fn is_observing() -> bool {
 
 /// Returns the file for statistics, if they are asked for; empty for standard error.
 pub(crate) fn stats() -> Option<&'static CStr> {
-    text(&STATS)
+    SETTINGS.get()?.stats
 }
 
 /// Returns the file that the processes of the run share, if there is one.
 pub(crate) fn shared() -> Option<&'static CStr> {
-    text(&SHARED).filter(|path| !path.is_empty())
-}
-
-fn text(variable: &AtomicPtr<c_char>) -> Option<&'static CStr> {
-    let text = variable.load(Ordering::Relaxed);
-    // SAFETY: `read` stored a C string that is never freed.
-    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+    SETTINGS.get()?.shared.filter(|path| !path.is_empty())
 }
 
 /// Reads the settings. Called once, by the constructor. In secure-execution mode (as for a set-user-ID program) the
@@ -77,43 +70,49 @@ pub(crate) unsafe fn read(environment: *const *const c_char) {
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return;
     }
+    // SAFETY: the caller's contract.
+    let value = |name| unsafe { value(environment, name) };
+    let policy = value("UPOLL_FAIR").map_or(Policy::Every(DEFAULT), |text| parse(text.to_bytes()));
+    let _ = SETTINGS.set(Settings {
+        policy,
+        stats: value("UPOLL_FAIR_STATS"),
+        shared: value("UPOLL_FAIR_SHARED"),
+    });
+}
+
+/// Returns a copy of a variable's value. The program may change its environment later.
+///
+/// # Safety
+/// That of `read`.
+unsafe fn value(environment: *const *const c_char, name: &str) -> Option<&'static CStr> {
     let mut entry = environment;
     // SAFETY: the environment is an array of C strings that ends with a null pointer.
     while !entry.is_null() && !unsafe { *entry }.is_null() {
         // SAFETY: the entry is not the last one, so it is a C string.
         let text = unsafe { CStr::from_ptr(*entry) };
-        if let Some(value) = text.to_bytes().strip_prefix(b"UPOLL_FAIR=") {
-            POLICY.store(parse(value), Ordering::Relaxed);
-        }
-        for (name, variable) in [
-            (c"UPOLL_FAIR_STATS=", &STATS),
-            (c"UPOLL_FAIR_SHARED=", &SHARED),
-        ] {
-            if text.to_bytes().starts_with(name.to_bytes()) {
-                // The program may change its environment later. This copy is never freed.
-                // SAFETY: the rest of a C string is one.
-                let copy = unsafe { libc::strdup(text.as_ptr().add(name.count_bytes())) };
-                variable.store(copy, Ordering::Relaxed);
-            }
+        let value = text.to_bytes().strip_prefix(name.as_bytes());
+        if value.is_some_and(|value| value.starts_with(b"=")) {
+            // SAFETY: the rest of a C string is one.
+            let copy = unsafe { libc::strdup(text.as_ptr().add(name.len() + 1)) };
+            // SAFETY: the copy is a C string that is never freed.
+            return (!copy.is_null()).then(|| unsafe { CStr::from_ptr(copy) });
         }
         // SAFETY: the array goes on after an entry that is not the last one.
         entry = unsafe { entry.add(1) };
     }
+    None
 }
 
-fn parse(value: &[u8]) -> u32 {
+fn parse(value: &[u8]) -> Policy {
+    let number = || {
+        let wakeups = std::str::from_utf8(value).ok()?.parse().ok()?;
+        (wakeups > 0).then_some(wakeups)
+    };
     match value {
-        b"every" => 1,
-        b"adaptive" => ADAPTIVE,
-        b"exclusive" => EXCLUSIVE,
-        b"observe" => OBSERVE,
-        _ => {
-            let number = std::str::from_utf8(value)
-                .ok()
-                .and_then(|text| text.parse().ok());
-            number
-                .filter(|wakeups| (1..OBSERVE).contains(wakeups))
-                .unwrap_or(DEFAULT)
-        }
+        b"every" => Policy::Every(1),
+        b"adaptive" => Policy::Adaptive,
+        b"exclusive" => Policy::Exclusive,
+        b"observe" => Policy::Observe,
+        _ => Policy::Every(number().unwrap_or(DEFAULT)),
     }
 }

@@ -49,22 +49,15 @@ pub(crate) fn map(path: Option<&CStr>) {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "process IDs are positive ints"
-)]
-pub(crate) fn process() -> u32 {
-    kernel!(SYS_getpid) as u32
+/// Makes a system call that returns the ID of a process or thread.
+macro_rules! id {
+    ($number:ident) => {
+        u32::try_from(kernel!($number)).unwrap_or(0)
+    };
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "thread IDs are positive ints"
-)]
-fn thread() -> u32 {
-    kernel!(SYS_gettid) as u32
+pub(crate) fn process() -> u32 {
+    id!(SYS_getpid)
 }
 
 /// Returns the group of a key; `None` if there is no place for it.
@@ -92,7 +85,7 @@ fn worker() -> Option<&'static Worker> {
         return shared.worker(known - 1);
     }
     // Beyond the last place: not counted.
-    ENTRY.set(shared.take_place(process(), thread()) + 1);
+    ENTRY.set(shared.take_place(process(), id!(SYS_gettid)) + 1);
     shared.worker(ENTRY.get() - 1)
 }
 

@@ -10,7 +10,7 @@ use crate::raw::kernel;
 use crate::settings;
 use crate::shared;
 
-/// Text in a buffer on the stack, written out when it is full.
+/// Text in a buffer on the stack, written out when it is full. A signal handler that has interrupted `malloc` may end the process.
 struct Output {
     file: isize,
     text: [u8; 4096],

@@ -1,4 +1,4 @@
-//! Waits in sets that hold a listening socket.
+//! Sleeps in sets that hold a listening socket.
 //!
 //! A wait that finds an event at once is the kernel's own. A wait that is about to sleep goes to the end of the
 //! line first, and sleeps in naps. The kernel wakes one worker only. That worker may be killed or stopped,
@@ -8,270 +8,312 @@
 //! which has the program's mask. So a handler runs within a nap and ends the wait with `EINTR`, as
 //! it does without the library; none can run between two naps, unseen. Signals that are ignored by default are not blocked while
 //! the program ignores them.
+//!
+//! Times are in nanoseconds.
 
-use std::ffi::c_int;
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
 
-use libc::{epoll_event, sigset_t, timespec};
+use libc::{epoll_event, sigset_t, timespec, timeval};
 
-use crate::lock;
-use crate::next::next;
+use crate::lock::{self, Locked};
+use crate::next;
 use crate::raw;
 use crate::sets::Set;
 use crate::shared::{self, Group};
 
-/// How long a call is to wait at most.
-#[derive(Clone, Copy)]
-pub(crate) enum Limit {
-    Never,
-    /// Until the deadline, in milliseconds from the start.
-    Millis(c_int),
-    /// Until the deadline, in nanoseconds from the start.
-    Nanos(u64),
-}
-
+/// The limit of a wait that has none.
+pub(crate) const NEVER: u64 = u64::MAX;
 const MILLI: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
 
-impl Limit {
-    pub(crate) fn of_millis(timeout: c_int) -> Limit {
-        if timeout < 0 {
-            Limit::Never
-        } else {
-            Limit::Millis(timeout)
-        }
-    }
-
-    /// Returns the limit of a valid time; `None` for one that the kernel refuses.
-    pub(crate) fn of_timespec(time: &timespec) -> Option<Limit> {
-        let seconds = u64::try_from(time.tv_sec).ok()?;
-        let nanos = u64::try_from(time.tv_nsec)
-            .ok()
-            .filter(|&nanos| nanos < 1_000_000_000)?;
-        Some(Limit::Nanos(
-            seconds.saturating_mul(1_000_000_000).saturating_add(nanos),
-        ))
-    }
-
-    pub(crate) fn is_zero(self) -> bool {
-        matches!(self, Limit::Millis(0) | Limit::Nanos(0))
-    }
-
-    /// Returns the deadline of a wait that starts at the time `now`.
-    pub(crate) fn end(self, now: u64) -> u64 {
-        now.saturating_add(self.nanos())
-    }
-
-    /// Returns the time until the deadline; `None` without one.
-    pub(crate) fn left(self, end: u64) -> Option<timespec> {
-        if let Limit::Never = self {
-            return None;
-        }
-        Some(to_timespec(end.saturating_sub(raw::now())))
-    }
-
-    fn nanos(self) -> u64 {
-        match self {
-            Limit::Never => u64::MAX,
-            Limit::Millis(millis) => u64::try_from(millis).unwrap_or(0) * MILLI,
-            Limit::Nanos(nanos) => nanos,
-        }
-    }
+pub(crate) fn from_millis(timeout: c_int) -> u64 {
+    u64::try_from(timeout).map_or(NEVER, |millis| millis * MILLI)
 }
 
-fn to_timespec(nanos: u64) -> timespec {
+/// Returns a time to wait; `None` if the kernel refuses it.
+pub(crate) fn from_timespec(time: Option<&timespec>) -> Option<u64> {
+    let Some(time) = time else {
+        return Some(NEVER);
+    };
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanos = u64::try_from(time.tv_nsec).ok();
+    let nanos = nanos.filter(|&nanos| nanos < SECOND)?;
+    Some(seconds.saturating_mul(SECOND).saturating_add(nanos))
+}
+
+pub(crate) fn from_timeval(time: Option<&timeval>) -> Option<u64> {
+    let time = time.map(|time| timespec {
+        tv_sec: time.tv_sec,
+        // Beyond the range of a valid one, too.
+        tv_nsec: time.tv_usec.saturating_mul(1000),
+    });
+    from_timespec(time.as_ref())
+}
+
+pub(crate) fn to_timespec(nanos: u64) -> timespec {
     timespec {
-        tv_sec: (nanos / 1_000_000_000).cast_signed(),
-        tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+        tv_sec: (nanos / SECOND).cast_signed(),
+        tv_nsec: (nanos % SECOND).cast_signed(),
     }
 }
 
-/// How a sleep goes on after a nap.
-pub(crate) enum After {
-    /// With another nap.
-    Nap,
-    /// Without naps: nothing is to be looked after any more.
-    Sleep,
-    /// Not at all: the fd of the set was closed.
-    Closed,
+/// `struct _pthread_cleanup_buffer`
+#[repr(C)]
+struct Cleanup {
+    routine: usize,
+    argument: usize,
+    cancel_type: c_int,
+    previous: usize,
 }
 
-/// A set in which the calling thread sleeps.
-pub(crate) struct Sleep {
-    pub(crate) epfd: c_int,
-    pub(crate) events: *mut epoll_event,
+unsafe extern "C" {
+    fn _pthread_cleanup_push(
+        buffer: *mut Cleanup,
+        routine: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut Cleanup, execute: c_int);
+}
+
+/// A thread that sleeps in a set. The program's signals are blocked until `end_sleep`.
+pub(crate) struct Sleeper {
+    pub(crate) set: &'static Set,
+    epfd: c_int,
+    /// That of the set when the sleep began. As long as it stays the same, the fd is that of the set.
+    closes: u32,
+    /// The mask to restore.
+    signals: u64,
+    process: u32,
+    /// The group in which the thread is counted as asleep.
+    group: Cell<Option<&'static Group>>,
+}
+
+/// Where a wait puts events.
+pub(crate) struct Events {
+    pub(crate) start: *mut epoll_event,
     pub(crate) capacity: c_int,
-    /// The unit in which to sleep.
-    pub(crate) limit: Limit,
-    /// The signal mask to sleep with; null for the thread's own.
-    pub(crate) mask: *const sigset_t,
 }
 
-impl Sleep {
-    /// Sleeps from `now` until an event, `end` or a signal, with `check` after each nap. Returns what `epoll_pwait` does. The
-    /// program's signals must be blocked.
-    ///
-    /// A thread may be cancelled in here, so that no caller up to the exported function has a destructor to run.
+impl Sleeper {
+    /// Unlocks the table, and leaves signals blocked.
+    pub(crate) fn new(set: &'static Set, locked: Locked) -> Self {
+        let sleeper = Sleeper {
+            set,
+            epfd: set.epfd(),
+            closes: set.closes(),
+            signals: locked.signals,
+            process: lock::owner(),
+            group: Cell::new(None),
+        };
+        locked.unlock_for_nap(sleeper.signals);
+        sleeper
+    }
+
+    /// Returns what `body` does, which may sleep. Ends the sleep also if the thread is cancelled, or leaves a signal handler by
+    /// `longjmp`. So `body` may have no destructors to run.
+    pub(crate) fn run(&self, body: &dyn Fn() -> c_int) -> c_int {
+        let mut cleanup = Cleanup {
+            routine: 0,
+            argument: 0,
+            cancel_type: 0,
+            previous: 0,
+        };
+        let argument = (&raw const *self).cast_mut().cast();
+        // SAFETY: the buffer and the argument live until the pop below, and the calls are a pair in one function.
+        unsafe { _pthread_cleanup_push(&raw mut cleanup, end_sleep, argument) };
+        let result = body();
+        // SAFETY: this is the pair of the push above.
+        unsafe { _pthread_cleanup_pop(&raw mut cleanup, 1) };
+        result
+    }
+
+    /// Sleeps from `now` until an event, the time `end` or a signal. Looks after members after each nap. Returns what `epoll_pwait` does.
     ///
     /// # Safety
-    /// `events` must have room for `capacity` events, and `mask` be a live signal mask.
+    /// `events` must have room, and `mask`, for the sleep, be null or a live signal mask. Within `run`.
     pub(crate) unsafe fn sleep(
         &self,
+        events: &Events,
         mut now: u64,
         end: u64,
-        group: Option<&Group>,
-        check: &dyn Fn() -> After,
+        mask: *const sigset_t,
     ) -> c_int {
-        let process = lock::owner();
+        let group = self.set.group();
         if let Some(group) = group {
             group.fall_asleep();
         }
+        self.group.set(group);
+        let mut is_left_alone = false;
         let count = loop {
-            let (nap, place) = Group::nap(group, now);
+            let (nap, place) = if is_left_alone {
+                // Nothing is to be looked after any more.
+                (NEVER, None)
+            } else {
+                Group::nap(group, now)
+            };
             let left = end.saturating_sub(now);
             // SAFETY: the caller's contract.
-            let count = unsafe { self.nap(left.min(nap)) };
+            let count = unsafe { nap_in(self.epfd, events, left.min(nap), self.mask(mask)) };
             Group::leave(group, place);
             if count != 0 || left <= nap {
                 break count;
             }
-            let after = check();
             now = raw::now();
-            match after {
-                After::Nap => {}
-                // SAFETY: the caller's contract.
-                After::Sleep => break unsafe { self.nap(end.saturating_sub(now)) },
-                After::Closed => break raw::give(-libc::EBADF as isize),
+            match self.look(now) {
+                Some(found) => is_left_alone = found,
+                None => break raw::give(-libc::EBADF as isize),
             }
         };
-        // A child that a signal handler has forked in there was not counted.
-        if let Some(group) = group.filter(|_| shared::process() == process) {
-            group.awake();
-        }
+        self.wake();
         count
     }
 
-    /// # Safety
-    /// That of `sleep`; the mask may be null.
-    unsafe fn nap(&self, nanos: u64) -> c_int {
-        if let Limit::Nanos(_) = self.limit {
-            let time = to_timespec(nanos);
-            return next!(
-                c"epoll_pwait2",
-                fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
-                (
-                    self.epfd,
-                    self.events,
-                    self.capacity,
-                    &raw const time,
-                    self.mask
-                )
-            );
+    /// Returns the mask to sleep with: null stands for the thread's own.
+    pub(crate) fn mask(&self, given: *const sigset_t) -> *const sigset_t {
+        if given.is_null() {
+            (&raw const self.signals).cast()
+        } else {
+            given
         }
-        // More than fits has no limit.
-        let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
-        next!(
-            c"epoll_pwait",
-            fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int,
-            (self.epfd, self.events, self.capacity, millis, self.mask)
-        )
+    }
+
+    /// Looks for connections that no worker accepts. Returns whether the set is left alone; `None` if it is closed: the next
+    /// nap would be in what has the number now.
+    fn look(&self, now: u64) -> Option<bool> {
+        self.locked(|locked| {
+            if self.set.rescue(locked, now) {
+                shared::count_rescue();
+            }
+            self.set.is_left_alone()
+        })
+    }
+
+    /// Goes to the end of the line if `is_due`. Returns whether the set is open.
+    pub(crate) fn go_last(&self, is_due: bool) -> bool {
+        self.locked(|locked| self.set.register(locked, is_due))
+            .is_some()
+    }
+
+    /// Returns what `change` does with the table locked; `None` if the set is closed.
+    fn locked<T>(&self, change: impl FnOnce(&Locked) -> T) -> Option<T> {
+        let locked = lock::lock();
+        let is_open = self.set.closes() == self.closes;
+        let result = is_open.then(|| change(&locked));
+        locked.unlock_for_nap(self.signals);
+        result
+    }
+
+    fn wake(&self) {
+        // A child that a signal handler has forked in a nap was not counted.
+        if let Some(group) = self.group.take()
+            && shared::process() == self.process
+        {
+            group.awake();
+        }
     }
 }
 
-/// `epoll_wait(2)` and its like, on a set with members to look after. `mask` is null for the thread's own mask.
+/// Ends a sleep: closes a private set, and restores the signals.
+extern "C" fn end_sleep(sleeper: *mut c_void) {
+    // SAFETY: `run` registered its own live sleeper.
+    let sleeper = unsafe { &*sleeper.cast::<Sleeper>() };
+    sleeper.wake();
+    // A signal handler may have forked in a nap, by a raw `clone` while a thread held the lock.
+    if sleeper.set.is_private() && lock::is_owner() {
+        let locked = lock::lock();
+        if sleeper.set.closes() == sleeper.closes {
+            sleeper.set.close(&locked);
+        }
+    }
+    raw::restore_signals(sleeper.signals);
+}
+
+/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel.
+///
+/// # Safety
+/// That of `epoll_pwait`.
+unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t) -> c_int {
+    let (start, capacity) = (events.start, events.capacity);
+    if !nanos.is_multiple_of(MILLI) && nanos != NEVER {
+        let time = to_timespec(nanos);
+        // SAFETY: the caller's contract.
+        let count = unsafe { next::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
+        // The kernel or the C library is old, or the filter of a container is.
+        if count >= 0 || !matches!(raw::errno(), libc::ENOSYS | libc::EPERM) {
+            return count;
+        }
+    }
+    // More than fits has no limit.
+    let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
+    // SAFETY: the caller's contract.
+    unsafe { next::epoll_pwait(epfd, start, capacity, millis, mask) }
+}
+
+/// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most. `mask` is null for the thread's own
+/// mask.
 ///
 /// # Safety
 /// That of `epoll_pwait`.
 #[cold]
+#[inline(never)]
 pub(crate) unsafe fn wait(
-    set: &Set,
+    set: &'static Set,
     epfd: c_int,
-    events: *mut epoll_event,
+    start: *mut epoll_event,
     capacity: c_int,
-    limit: Limit,
+    limit: u64,
     mask: *const sigset_t,
 ) -> c_int {
-    let take = || {
-        next!(
-            c"epoll_wait",
-            fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
-            (epfd, events, capacity, 0)
-        )
+    let events = &Events { start, capacity };
+    // SAFETY: the caller's contract.
+    let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
+    let look = |now| {
+        lock::is_owner() && {
+            let locked = lock::lock();
+            set.is_at(epfd, &locked) && set.rescue(&locked, now)
+        }
     };
+    // Also if other events keep the thread from ever sleeping.
+    if set.has_lost() {
+        look(raw::now());
+    }
     let mut count = take();
     if count == 0 {
         let now = raw::now();
-        if set.has_to_look(now) && lock::is_owner() {
-            let locked = lock::lock();
-            let is_late = set.is_at(epfd, &locked) && set.rescue(&locked, now);
-            drop(locked);
-            if is_late {
-                shared::count_rescue();
-                count = take();
-            }
+        if set.has_to_look(now) && look(now) {
+            shared::count_rescue();
+            count = take();
         }
-        if count == 0 && !limit.is_zero() {
-            let sleep = Sleep {
-                epfd,
-                events,
-                capacity,
-                limit,
-                mask,
+        if count == 0 && limit != 0 {
+            let end = now.saturating_add(limit);
+            count = match fall_asleep(set, epfd) {
+                // SAFETY: the caller's contract.
+                None => unsafe { nap_in(epfd, events, limit, mask) },
+                // SAFETY: the caller's contract.
+                Some(sleeper) => sleeper.run(&|| unsafe { sleeper.sleep(events, now, end, mask) }),
             };
-            // SAFETY: the caller's contract.
-            count = unsafe { sleep_in(set, now, sleep) };
         }
     }
     if let Ok(count @ 1..) = usize::try_from(count) {
         // SAFETY: the kernel has written as many.
-        set.harvest(unsafe { std::slice::from_raw_parts_mut(events, count) });
+        set.harvest(unsafe { std::slice::from_raw_parts_mut(start, count) });
     }
     count
 }
 
-/// Goes to the end of the line if it is time, and sleeps in the set from `now`.
-///
-/// # Safety
-/// That of `Sleep::sleep`; the mask may be null.
-unsafe fn sleep_in(set: &Set, now: u64, mut sleep: Sleep) -> c_int {
+/// Goes to the end of the line if it is time. Returns `None` if the sleep is the kernel's.
+fn fall_asleep(set: &'static Set, epfd: c_int) -> Option<Sleeper> {
     if !lock::is_owner() {
         // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
-        // SAFETY: the caller's contract; a null mask is the thread's own.
-        return unsafe { sleep.nap(sleep.limit.nanos()) };
+        return None;
     }
     let locked = lock::lock();
     // Another thread may just have closed it.
-    let is_there = set.is_at(sleep.epfd, &locked);
-    if is_there {
-        set.prepare(&locked);
+    if !set.is_at(epfd, &locked) {
+        return None;
     }
-    let (group, closes) = (set.group(), set.closes());
-    let before = locked.unlock_blocked();
-    if sleep.mask.is_null() {
-        sleep.mask = (&raw const before).cast();
-    }
-    let check = || {
-        let locked = lock::lock();
-        // The next nap would be in what has the number now.
-        let after = if set.closes() != closes {
-            After::Closed
-        } else if set.is_left_alone() {
-            After::Sleep
-        } else {
-            if set.rescue(&locked, raw::now()) {
-                shared::count_rescue();
-            }
-            After::Nap
-        };
-        locked.unlock_for_nap(before);
-        after
-    };
-    // SAFETY: the caller's contract, and `before` is live.
-    let count = unsafe {
-        if is_there && set.needs_naps() {
-            sleep.sleep(now, sleep.limit.end(now), group, &check)
-        } else {
-            sleep.nap(sleep.limit.nanos())
-        }
-    };
-    raw::restore_signals(before);
-    count
+    set.prepare(&locked);
+    // Nothing is to be looked after if no member is exclusive.
+    set.needs_naps().then(|| Sleeper::new(set, locked))
 }
