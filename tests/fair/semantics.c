@@ -1122,6 +1122,36 @@ static void *modify_without_memory(void *result)
 	return NULL;
 }
 
+/* A filter of a program whose limits are whole milliseconds may kill it for calls with finer ones. */
+static void limits_in_milliseconds(void)
+{
+	struct sock_filter steps[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_pwait2, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+	int status = -1;
+	pid_t child;
+
+	printf("limits in milliseconds\n");
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC);
+		struct pollfd entry = {fd, POLLIN, 0};
+		struct epoll_event event;
+
+		control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1);
+		prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+		prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+		_exit(epoll_wait(set, &event, 1, 130) + 2 * poll(&entry, 1, 130));
+	}
+	waitpid(child, &status, 0);
+	say("status", status);
+}
+
 /* The next wait carries out a change for which there was no memory, also if it has other events. */
 static void no_memory(void)
 {
@@ -1437,6 +1467,7 @@ int main(void)
 	fork_as_a_poll_ends();
 	raw_forks();
 	no_memory();
+	limits_in_milliseconds();
 	blocking();
 	cancellation();
 	say("fds left open", open_fds() - before);

@@ -22,7 +22,7 @@ use crate::raw;
 use crate::sets;
 use crate::settings;
 use crate::shared;
-use crate::wait::{Events, NEVER, Sleeper, to_timespec};
+use crate::wait::{Events, NEVER, Sleeper, is_fine, to_timespec};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
@@ -332,6 +332,7 @@ unsafe fn sleep(
     let events = Events {
         start: buffer.as_mut_ptr(),
         capacity: EVENTS as c_int,
+        is_fine: end != NEVER && is_fine(end - now),
     };
     loop {
         // SAFETY: the caller's contract, and the buffer has room for as many.

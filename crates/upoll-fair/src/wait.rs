@@ -89,10 +89,18 @@ pub(crate) struct Sleeper {
     group: Cell<Option<&'static Group>>,
 }
 
-/// Where a wait puts events.
+/// Where a wait puts events, and how exact its limit is.
 pub(crate) struct Events {
     pub(crate) start: *mut epoll_event,
     pub(crate) capacity: c_int,
+    /// The limit is no whole number of milliseconds. Only then may a nap take a new kernel: a filter may kill a program
+    /// for a system call that its own calls do not make.
+    pub(crate) is_fine: bool,
+}
+
+/// Whether a time to wait is no whole number of milliseconds.
+pub(crate) fn is_fine(limit: u64) -> bool {
+    limit != NEVER && !limit.is_multiple_of(MILLI)
 }
 
 impl Sleeper {
@@ -229,13 +237,14 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
     raw::restore_signals(sleeper.signals);
 }
 
-/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel.
+/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel, or is
+/// rounded up.
 ///
 /// # Safety
 /// That of `epoll_pwait`.
 unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t) -> c_int {
     let (start, capacity) = (events.start, events.capacity);
-    if !nanos.is_multiple_of(MILLI) && nanos != NEVER {
+    if events.is_fine && is_fine(nanos) {
         let time = to_timespec(nanos);
         // SAFETY: the caller's contract.
         let count = unsafe { next::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
@@ -265,7 +274,11 @@ pub(crate) unsafe fn wait(
     limit: u64,
     mask: *const sigset_t,
 ) -> c_int {
-    let events = &Events { start, capacity };
+    let events = &Events {
+        start,
+        capacity,
+        is_fine: is_fine(limit),
+    };
     // SAFETY: the caller's contract.
     let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
