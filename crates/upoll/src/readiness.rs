@@ -79,7 +79,7 @@ impl Readiness {
     }
 
     /// Waits as [`new`](Self::new) does, but each wakeup of the object wakes one of the tasks that wait so. A task that
-    /// finds `HUP` or `RDHUP` wakes the next one, so a close reaches all.
+    /// finds `ERR`, `HUP` or `RDHUP` wakes the next one, so a close reaches all.
     ///
     /// - On a set with [`ROTATE`](crate::CreateFlags::ROTATE), and on an object that calls
     ///   [`WaitQueue::wake_rotate`], the tasks take turns, also with workers.
