@@ -115,12 +115,10 @@ struct Timer {
 }
 
 impl Timer {
-    /// Moves `due` beyond `now` in whole periods. Returns how many (`hrtimer_forward`).
+    /// Moves `due` beyond `now` in whole periods, at least by one: the timer has fired. Returns how many
+    /// (`hrtimer_forward`). Another thread may have fired it at a later time than the caller's `now`.
     fn forward(&mut self, now: u64) -> u64 {
-        let Some(late) = now.checked_sub(self.due) else {
-            return 0;
-        };
-        let periods = late / self.period + 1;
+        let periods = now.saturating_sub(self.due) / self.period + 1;
         self.due = self
             .due
             .saturating_add(self.period.saturating_mul(periods))
