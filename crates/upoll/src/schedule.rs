@@ -270,6 +270,13 @@ impl Schedule {
         (order, now)
     }
 
+    /// Fires what is due, and takes the lock. Returns the time, too: see [`lock_at`](Self::lock_at).
+    fn fire_and_lock(&self) -> (MutexGuard<'_, Order>, u64) {
+        let now = self.now();
+        self.fire_until(now);
+        self.lock_at(now)
+    }
+
     /// Publishes the next time and releases the lock. Threads that sleep for longer look again.
     fn publish(&self, order: MutexGuard<'_, Order>) {
         let next = order.next();
@@ -333,7 +340,7 @@ impl Schedule {
         period: u64,
         is_absolute: bool,
     ) -> (u64, u64) {
-        let (mut order, now) = self.lock_at(self.now());
+        let (mut order, now) = self.fire_and_lock();
         order.leave(number);
         let timer = &mut order.timers[number as usize];
         if timer.has_fired && timer.period != 0 {
@@ -360,9 +367,7 @@ impl Schedule {
 
     /// Returns the time until a timer fires, and its period (`timerfd_gettime`).
     pub(crate) fn remaining(&self, number: u32) -> (u64, u64) {
-        let now = self.now();
-        self.fire_until(now);
-        let (mut order, now) = self.lock_at(now);
+        let (mut order, now) = self.fire_and_lock();
         let more = order.go_on(number, now);
         let timer = &order.timers[number as usize];
         if more != 0
@@ -380,9 +385,7 @@ impl Schedule {
     /// # Errors
     /// `EAGAIN`: there are none.
     pub(crate) fn take(&self, number: u32) -> Result<u64, Errno> {
-        let now = self.now();
-        self.fire_until(now);
-        let (mut order, now) = self.lock_at(now);
+        let (mut order, now) = self.fire_and_lock();
         let timer = &order.timers[number as usize];
         let count = match &timer.expirations {
             Some(expirations) => expirations.count.swap(0, Ordering::SeqCst),

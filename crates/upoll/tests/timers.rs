@@ -153,21 +153,23 @@ impl Twin {
     fn compare_readiness(&self) {
         let mut ours = [PollFd::new(&self.timer, Events::IN)];
         let is_ready = poll_now(&mut ours).unwrap();
+        let kernel = self.kernel_poll(if is_ready > 0 { 20_000 } else { 0 });
+        assert_eq!((is_ready, ours[0].revents().bits()), kernel);
+    }
+
+    /// Waits for the kernel's timer for so many milliseconds.
+    fn kernel_poll(&self, limit: i32) -> (usize, u32) {
         let mut entry = libc::pollfd {
             fd: self.kernel_timer.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
-        let limit = if is_ready > 0 { 20_000 } else { 0 };
         // SAFETY: one entry.
-        let kernel = unsafe { libc::poll(&raw mut entry, 1, limit) };
-        assert_eq!(
-            (is_ready, ours[0].revents().bits()),
-            (
-                usize::try_from(kernel).unwrap(),
-                entry.revents.cast_unsigned().into()
-            )
-        );
+        let ready = unsafe { libc::poll(&raw mut entry, 1, limit) };
+        (
+            usize::try_from(ready).unwrap(),
+            entry.revents.cast_unsigned().into(),
+        )
     }
 
     fn step(&self, step: Step) {
@@ -300,6 +302,23 @@ fn arming_drops_the_expirations_and_so_does_disarming() {
             twin.step(Step::Read);
             twin.step(Step::Wait);
         }
+    }
+}
+
+/// The timer has expired, and only the kernel's was asked since.
+#[test]
+fn arming_returns_what_is_left_after_an_expiration_that_nobody_has_seen() {
+    for again in [
+        Step::Arm(When::Future(1), 0),
+        Step::ArmAt(When::Future(1), 0),
+        Step::Arm(When::Zero, 0),
+    ] {
+        let twin = Twin::new(false, Events::IN);
+        let (at, interval) = (now() + Duration::from_millis(1), 2 * HOUR);
+        twin.timer.arm_at(at, interval);
+        twin.kernel_arm(at, interval, libc::TFD_TIMER_ABSTIME);
+        twin.kernel_poll(20_000);
+        twin.step(again);
     }
 }
 
