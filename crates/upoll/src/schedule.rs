@@ -24,7 +24,7 @@ use crate::memory::SharedBox;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::wait::WaitQueue;
 
-/// The latest time of a timer (`KTIME_MAX`).
+/// The latest time of a timer (`KTIME_MAX`). It never comes, also if a virtual clock shows it.
 const LATEST: u64 = i64::MAX.cast_unsigned();
 
 /// Later than every time.
@@ -217,7 +217,9 @@ impl Order {
     fn next(&self) -> u64 {
         self.heap
             .first()
-            .map_or(NEVER, |&first| self.timers[first as usize].due)
+            .map(|&first| self.timers[first as usize].due)
+            .filter(|&due| due < LATEST)
+            .unwrap_or(NEVER)
     }
 }
 

@@ -114,7 +114,7 @@ impl Timers {
         self.next_due()
     }
 
-    /// Returns the time at which the next timer fires, if one is armed.
+    /// Returns the time at which the next timer fires, if one is armed for a time that comes.
     #[must_use]
     pub fn next_due(&self) -> Option<Duration> {
         let next = self.schedule.next();

@@ -397,6 +397,22 @@ fn the_next_time_is_that_of_the_first_armed_timer() {
 }
 
 #[test]
+fn a_time_at_the_end_of_a_virtual_clock_never_comes() {
+    let timers = Timers::new().unwrap();
+    let [periodic, late] = [(); 2].map(|()| timers.timer().unwrap());
+    let period = Duration::from_nanos(1);
+    periodic.arm(period, period);
+    late.arm(Duration::MAX, ZERO);
+    assert_eq!(timers.advance(Duration::MAX), Ok(None));
+    assert!(periodic.try_read().is_ok());
+    for _ in 0..2 {
+        assert_eq!(timers.advance(Duration::MAX), Ok(None));
+        assert_eq!(periodic.try_read(), Err(Errno::AGAIN));
+        assert_eq!(late.try_read(), Err(Errno::AGAIN));
+    }
+}
+
+#[test]
 fn a_virtual_clock_does_not_go_back() {
     let timers = Timers::new().unwrap();
     assert_eq!(timers.advance(5 * SECOND), Ok(None));
