@@ -22,7 +22,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
-use crate::wait::WaitQueue;
+use crate::wait::{Scope, WaitQueue};
 
 /// The latest time of a timer (`KTIME_MAX`). It never comes, also if a virtual clock shows it.
 const LATEST: u64 = i64::MAX.cast_unsigned();
@@ -417,7 +417,10 @@ impl Schedule {
     }
 
     fn fire_until(&self, now: u64) {
+        // Callbacks run when all have fired: one that panics keeps none from that.
+        let mut scope = None;
         while let Some(fired) = self.take_due(now) {
+            scope.get_or_insert_with(Scope::enter);
             fired.queue.wake(Events::IN);
         }
     }

@@ -93,7 +93,8 @@ impl Timers {
     }
 
     /// Sets the virtual clock to `now`, and fires the timers that are due by then, in the order of their times. Timers with
-    /// the same time fire in the order in which they were armed.
+    /// the same time fire in the order in which they were armed. Callbacks and wakers are called when all of them have
+    /// fired.
     ///
     /// Returns the time at which the next timer fires, if one is armed. A periodic timer that has fired is armed again by a
     /// read. A `now` before the clock's time leaves it as it is.

@@ -2,6 +2,7 @@
 #![cfg(not(upoll_loom))]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -449,6 +450,26 @@ fn a_callback_on_a_timer_runs_when_the_owner_fires_it() {
     // It is read within its callback as well as here.
     assert_eq!(timer.try_read(), Ok(1));
     assert_eq!(timers.next_due(), Some(2 * SECOND));
+}
+
+#[test]
+fn a_callback_that_panics_keeps_no_timer_from_firing() {
+    let timers = Timers::new().unwrap();
+    let [first, second] = [(); 2].map(|()| timers.timer().unwrap());
+    let (_watch, _) = Watch::new(&first, Events::IN, |_| panic!("callback breaks")).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = told.clone();
+    let (_counting, _) = Watch::new(&second, Events::IN, move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    })
+    .unwrap();
+    first.arm(SECOND, ZERO);
+    second.arm(SECOND, ZERO);
+    let advance = AssertUnwindSafe(|| timers.advance(SECOND));
+    assert!(catch_unwind(advance).is_err());
+    assert_eq!(second.as_file_ref().ready(), Events::IN);
+    // Without `std` a panic cannot be caught.
+    assert!(cfg!(not(feature = "std")) || told.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
