@@ -75,6 +75,50 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// A message whose drop wakes a task, and notes whether that has run before the drop ends.
+struct Wakes {
+    counter: EventFd,
+    waiting: Waiting,
+    has_run: Arc<AtomicUsize>,
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.counter.try_write(1).unwrap();
+        let (_, task) = &self.waiting;
+        self.has_run.fetch_add(task.woken(), Ordering::SeqCst);
+    }
+}
+
+/// Such a message may be a thread that is told to end, and joined.
+#[test]
+fn a_message_that_is_dropped_with_the_last_receiver_may_wait_for_what_it_wakes() {
+    let has_run = Arc::new(AtomicUsize::new(0));
+    let message = || {
+        let counter = EventFd::new(0).unwrap();
+        Wakes {
+            waiting: waiting(Readiness::new(&counter, Events::IN)),
+            counter,
+            has_run: has_run.clone(),
+        }
+    };
+    let (sender, receiver) = bounded(2).unwrap();
+    assert!(sender.try_send(message()).is_ok());
+    assert!(sender.try_send(message()).is_ok());
+    // It keeps the memory of the file.
+    let _keeping = Readiness::new(&receiver, Events::IN).unwrap();
+    drop(receiver);
+    assert_eq!(has_run.load(Ordering::SeqCst), 2);
+    // The file is the last to close.
+    let (sender, receiver) = bounded(1).unwrap();
+    assert!(sender.try_send(message()).is_ok());
+    let file = receiver.as_file_ref().to_file();
+    drop(receiver);
+    assert_eq!(has_run.load(Ordering::SeqCst), 2);
+    drop(file);
+    assert_eq!(has_run.load(Ordering::SeqCst), 3);
+}
+
 #[test]
 fn one_wakeup_wakes_any_number_of_tasks() {
     let counter = EventFd::new(0).unwrap();
