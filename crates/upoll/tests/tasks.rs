@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -73,6 +73,34 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
         thread::park();
     }
+}
+
+/// A flag that is published before its wake.
+#[derive(Default)]
+struct Flag {
+    queue: WaitQueue,
+    is_set: AtomicBool,
+}
+
+impl Pollable for Flag {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        match self.is_set.load(Ordering::SeqCst) {
+            true => Events::IN,
+            false => Events::empty(),
+        }
+    }
+}
+
+#[test]
+fn a_wake_does_not_count_a_task_that_waits_no_more() {
+    let flag = File::new(Flag::default());
+    let (mut ready, task) = waiting(Readiness::new(&flag, Events::IN));
+    flag.is_set.store(true, Ordering::SeqCst);
+    // It looks before the wake comes.
+    assert_eq!(polled(ready.as_mut(), &task), Poll::Ready(Events::IN));
+    assert_eq!(flag.queue.wake(Events::IN), 0);
+    assert_eq!(task.woken(), 0);
 }
 
 /// A message whose drop wakes a task, and notes whether that has run before the drop ends.
