@@ -20,7 +20,8 @@ use crate::target::{Source, Target};
 /// Cloning makes another reference to the same timers.
 ///
 /// # Costs
-/// To arm a timer costs time by the logarithm of the number of timers. A set goes through all `Timers` on a clock of the
+/// To arm a timer costs time by the logarithm of the number of timers. If it becomes the next one to fire, that costs time
+/// by the number of sets, too, that have ever watched one of these timers. A set goes through all `Timers` on a clock of the
 /// kernel's that it has ever watched a timer of, at each wait and each sleep. So share one `Timers` among many timers: do
 /// not make one for each.
 ///
@@ -167,6 +168,9 @@ impl TimerSetting {
 /// # Differences from Linux
 /// A relative time of a timer on `Clock::Realtime` is measured by that clock, so it changes if the clock is set. Linux
 /// measures it by `CLOCK_MONOTONIC`. There is no `TFD_TIMER_CANCEL_ON_SET`.
+///
+/// A read of Linux may return 0 bytes: the timer is periodic, and `CLOCK_REALTIME` was set back to before the time at which
+/// it has fired. Here the read returns 1, and the timer fires next one interval after that time.
 ///
 /// # Example
 /// ```
