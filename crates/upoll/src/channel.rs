@@ -84,7 +84,7 @@ const POLLED: u32 = 2;
 
 struct Queue<T> {
     messages: VecDeque<T>,
-    /// What was left when the last receiver went, until an [`Owner`] drops it.
+    /// Messages that the last receiver has left. An [`Owner`] drops them.
     unread: VecDeque<T>,
     /// How many messages there may be; `None` if only memory limits them.
     limit: Option<usize>,
