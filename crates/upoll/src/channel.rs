@@ -40,6 +40,7 @@ pub use self::errors::{
 
 use alloc::collections::VecDeque;
 use core::fmt;
+use core::ops::Deref;
 
 use crate::errno::Errno;
 use crate::events::Events;
@@ -83,6 +84,8 @@ const POLLED: u32 = 2;
 
 struct Queue<T> {
     messages: VecDeque<T>,
+    /// Messages that the last receiver has left. An [`Owner`] drops them.
+    unread: VecDeque<T>,
     /// How many messages there may be; `None` if only memory limits them.
     limit: Option<usize>,
     /// There was no memory for one more message. A receive makes room.
@@ -230,12 +233,13 @@ impl<T> Channel<T> {
 
     fn close(&self, end: End) {
         let mut queue = self.queue.lock();
-        let mut unread = VecDeque::new();
         match end {
-            End::Receiving => {
+            // Only once: what is unread stays so.
+            End::Receiving if queue.has_receiver => {
                 queue.has_receiver = false;
-                core::mem::swap(&mut queue.messages, &mut unread);
+                queue.unread = core::mem::take(&mut queue.messages);
             }
+            End::Receiving => {}
             End::Sending => queue.has_sender = false,
         }
         self.publish(&queue, true);
@@ -245,7 +249,33 @@ impl<T> Channel<T> {
             self.receivers.wake_all(Events::empty());
             self.senders.wake_all(Events::empty());
         }
-        // Last, as the messages are foreign: they may panic, and may use the channel.
+    }
+}
+
+/// A reference to a channel. When it ends it drops the messages that no receiver is left for.
+///
+/// A close leaves them to this, because it is within a scope. Messages are foreign: their drops may panic, may use
+/// the channel, and may wait for the tasks and callbacks that they wake.
+struct Owner<T>(SharedBox<Channel<T>>);
+
+impl<T> Clone for Owner<T> {
+    fn clone(&self) -> Self {
+        Owner(self.0.clone())
+    }
+}
+
+impl<T> Deref for Owner<T> {
+    type Target = Channel<T>;
+
+    #[inline]
+    fn deref(&self) -> &Channel<T> {
+        &self.0
+    }
+}
+
+impl<T> Drop for Owner<T> {
+    fn drop(&mut self) {
+        let unread = core::mem::take(&mut self.queue.lock().unread);
         drop(unread);
     }
 }
@@ -258,7 +288,7 @@ enum End {
 
 /// An open file description of a channel.
 struct OpenEnd<T> {
-    channel: SharedBox<Channel<T>>,
+    channel: Owner<T>,
     end: End,
 }
 
@@ -325,18 +355,19 @@ fn channel<T: Send + 'static>(
     messages.try_reserve_exact(room).map_err(|_| Errno::NOMEM)?;
     let queue = Queue {
         messages,
+        unread: VecDeque::new(),
         limit,
         is_out_of_memory: false,
         has_receiver: true,
         has_sender: true,
     };
-    let channel = SharedBox::new(Channel {
+    let channel = Owner(SharedBox::new(Channel {
         state: AtomicU32::new(queue.state()),
         queue: Mutex::new(queue),
         users: AtomicU32::new(0),
         receivers: WaitQueue::new(),
         senders: WaitQueue::new(),
-    })?;
+    })?);
     let open = |end| {
         let channel = channel.clone();
         Ok::<File, Errno>(File::try_new(OpenEnd { channel, end })?.erase())
@@ -346,7 +377,7 @@ fn channel<T: Send + 'static>(
         channel: channel.clone(),
     };
     let file = open(End::Receiving)?;
-    Ok((sender, Receiver { channel, file }))
+    Ok((sender, Receiver { file, channel }))
 }
 
 /// The end of a channel that messages are sent to, made by [`bounded`] or [`unbounded`].
@@ -358,9 +389,9 @@ fn channel<T: Send + 'static>(
 /// A send is over when the message is in the channel. Messages that are there when the last receiver is
 /// dropped are dropped with it.
 pub struct Sender<T> {
-    channel: SharedBox<Channel<T>>,
     /// Without the type, so that a message may contain a sender of its own kind.
     file: File,
+    channel: Owner<T>,
 }
 
 /// The end of a channel that messages are received from, made by [`bounded`] or [`unbounded`].
@@ -369,8 +400,9 @@ pub struct Sender<T> {
 /// `dup(2)`: the channel is closed for receivers when the last of them is dropped. Then the messages that are
 /// left are dropped, and the senders are woken: all sends fail from then on.
 pub struct Receiver<T> {
-    channel: SharedBox<Channel<T>>,
+    /// First, so that it is closed when `channel` ends.
     file: File,
+    channel: Owner<T>,
 }
 
 impl<T> Sender<T> {
@@ -439,8 +471,8 @@ macro_rules! both_ends {
         impl<T> Clone for $end<T> {
             fn clone(&self) -> Self {
                 $end {
-                    channel: self.channel.clone(),
                     file: self.file.clone(),
+                    channel: self.channel.clone(),
                 }
             }
         }

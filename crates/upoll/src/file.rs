@@ -28,7 +28,7 @@ use core::ptr::{self, NonNull};
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::memory::boxed;
+use crate::memory::{boxed, count_one_more};
 use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
 use crate::trace;
 use crate::wait::{Scope, WaitQueue};
@@ -305,20 +305,6 @@ impl Watchers {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.head.is_null()
-    }
-}
-
-/// One reference more in a count.
-///
-/// # Panics
-/// There are too many: references that are forgotten, not dropped, would let the count begin anew, and
-/// what is still referred to be freed.
-#[inline]
-fn count_one_more(references: &AtomicUsize) {
-    if references.fetch_add(1, Ordering::Relaxed) > usize::MAX / 2 {
-        // Else each caught panic would bring the count nearer to the end.
-        references.fetch_sub(1, Ordering::Relaxed);
-        panic!("too many references to a file");
     }
 }
 

@@ -138,9 +138,7 @@ impl<T> Deref for SharedBox<T> {
 impl<T> Clone for SharedBox<T> {
     #[inline]
     fn clone(&self) -> Self {
-        let before = self.counted().owners.fetch_add(1, Ordering::Relaxed);
-        // As many owners as fit into memory are far fewer; forgotten ones could be more.
-        assert!(before <= usize::MAX / 2, "too many owners");
+        count_one_more(&self.counted().owners);
         SharedBox(self.0)
     }
 }
@@ -155,5 +153,39 @@ impl<T> Drop for SharedBox<T> {
         fence(Ordering::Acquire);
         // SAFETY: from `Box::leak` in `new`, and this was the last owner.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// One reference more in a count.
+///
+/// # Panics
+/// There are too many: references that are forgotten, not dropped, would let the count begin anew, and
+/// what is still referred to be freed.
+#[inline]
+pub(crate) fn count_one_more(references: &AtomicUsize) {
+    if references.fetch_add(1, Ordering::Relaxed) > usize::MAX / 2 {
+        // Else each caught panic would bring the count nearer to the end.
+        references.fetch_sub(1, Ordering::Relaxed);
+        panic!("too many references");
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::{Ordering, SharedBox};
+
+    #[test]
+    fn an_owner_beyond_what_can_be_counted_is_refused_and_does_not_count() {
+        let shared = SharedBox::new(()).unwrap();
+        let owners = &shared.counted().owners;
+        owners.store(usize::MAX, Ordering::Relaxed);
+        for _ in 0..3 {
+            let clone = AssertUnwindSafe(|| drop(shared.clone()));
+            assert!(catch_unwind(clone).is_err());
+        }
+        assert_eq!(owners.swap(1, Ordering::Relaxed), usize::MAX);
+        drop(shared.clone());
     }
 }

@@ -79,7 +79,7 @@ impl Readiness {
     }
 
     /// Waits as [`new`](Self::new) does, but each wakeup of the object wakes one of the tasks that wait so. A task that
-    /// finds `HUP` or `RDHUP` wakes the next one, so a close reaches all.
+    /// finds `ERR`, `HUP` or `RDHUP` wakes the next one, so a close reaches all.
     ///
     /// - On a set with [`ROTATE`](crate::CreateFlags::ROTATE), and on an object that calls
     ///   [`WaitQueue::wake_rotate`], the tasks take turns, also with workers.
@@ -403,8 +403,8 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     match pushed {
         // Without its waker the entry is of no more use, and its owner needs no lock to end.
         Pushed::Taken if !waiting.is_exclusive => Reply::WokenAndUnlinked,
-        // An exclusive wake is for another task if this one runs already.
-        Pushed::No if waiting.is_exclusive => Reply::Declined,
-        _ => Reply::Woken,
+        // The task runs already: an exclusive wake is for another one.
+        Pushed::No => Reply::Declined,
+        Pushed::Taken | Pushed::Left => Reply::Woken,
     }
 }

@@ -22,9 +22,9 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
-use crate::wait::WaitQueue;
+use crate::wait::{Scope, WaitQueue};
 
-/// The latest time of a timer (`KTIME_MAX`).
+/// The latest time of a timer (`KTIME_MAX`). It never comes, also if a virtual clock shows it.
 const LATEST: u64 = i64::MAX.cast_unsigned();
 
 /// Later than every time.
@@ -115,12 +115,10 @@ struct Timer {
 }
 
 impl Timer {
-    /// Moves `due` beyond `now` in whole periods. Returns how many (`hrtimer_forward`).
+    /// Moves `due` beyond `now` in whole periods, at least by one: the timer has fired. Returns how many
+    /// (`hrtimer_forward`). Another thread may have fired it at a later time than the caller's `now`.
     fn forward(&mut self, now: u64) -> u64 {
-        let Some(late) = now.checked_sub(self.due) else {
-            return 0;
-        };
-        let periods = late / self.period + 1;
+        let periods = now.saturating_sub(self.due) / self.period + 1;
         self.due = self
             .due
             .saturating_add(self.period.saturating_mul(periods))
@@ -219,7 +217,9 @@ impl Order {
     fn next(&self) -> u64 {
         self.heap
             .first()
-            .map_or(NEVER, |&first| self.timers[first as usize].due)
+            .map(|&first| self.timers[first as usize].due)
+            .filter(|&due| due < LATEST)
+            .unwrap_or(NEVER)
     }
 }
 
@@ -270,6 +270,13 @@ impl Schedule {
             None => order.now,
         };
         (order, now)
+    }
+
+    /// Fires what is due, and takes the lock. Returns the time, too: see [`lock_at`](Self::lock_at).
+    fn fire_and_lock(&self) -> (MutexGuard<'_, Order>, u64) {
+        let now = self.now();
+        self.fire_until(now);
+        self.lock_at(now)
     }
 
     /// Publishes the next time and releases the lock. Threads that sleep for longer look again.
@@ -335,7 +342,7 @@ impl Schedule {
         period: u64,
         is_absolute: bool,
     ) -> (u64, u64) {
-        let (mut order, now) = self.lock_at(self.now());
+        let (mut order, now) = self.fire_and_lock();
         order.leave(number);
         let timer = &mut order.timers[number as usize];
         if timer.has_fired && timer.period != 0 {
@@ -362,9 +369,7 @@ impl Schedule {
 
     /// Returns the time until a timer fires, and its period (`timerfd_gettime`).
     pub(crate) fn remaining(&self, number: u32) -> (u64, u64) {
-        let now = self.now();
-        self.fire_until(now);
-        let (mut order, now) = self.lock_at(now);
+        let (mut order, now) = self.fire_and_lock();
         let more = order.go_on(number, now);
         let timer = &order.timers[number as usize];
         if more != 0
@@ -382,9 +387,7 @@ impl Schedule {
     /// # Errors
     /// `EAGAIN`: there are none.
     pub(crate) fn take(&self, number: u32) -> Result<u64, Errno> {
-        let now = self.now();
-        self.fire_until(now);
-        let (mut order, now) = self.lock_at(now);
+        let (mut order, now) = self.fire_and_lock();
         let timer = &order.timers[number as usize];
         let count = match &timer.expirations {
             Some(expirations) => expirations.count.swap(0, Ordering::SeqCst),
@@ -414,7 +417,10 @@ impl Schedule {
     }
 
     fn fire_until(&self, now: u64) {
+        // Callbacks run when all have fired: one that panics keeps none from that.
+        let mut scope = None;
         while let Some(fired) = self.take_due(now) {
+            scope.get_or_insert_with(Scope::enter);
             fired.queue.wake(Events::IN);
         }
     }

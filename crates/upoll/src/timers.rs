@@ -20,7 +20,8 @@ use crate::target::{Source, Target};
 /// Cloning makes another reference to the same timers.
 ///
 /// # Costs
-/// To arm a timer costs time by the logarithm of the number of timers. A set goes through all `Timers` on a clock of the
+/// To arm a timer costs time by the logarithm of the number of timers. If it becomes the next one to fire, that costs time
+/// by the number of sets, too, that have ever watched one of these timers. A set goes through all `Timers` on a clock of the
 /// kernel's that it has ever watched a timer of, at each wait and each sleep. So share one `Timers` among many timers: do
 /// not make one for each.
 ///
@@ -93,7 +94,8 @@ impl Timers {
     }
 
     /// Sets the virtual clock to `now`, and fires the timers that are due by then, in the order of their times. Timers with
-    /// the same time fire in the order in which they were armed.
+    /// the same time fire in the order in which they were armed. Callbacks and wakers are called when all of them have
+    /// fired.
     ///
     /// Returns the time at which the next timer fires, if one is armed. A periodic timer that has fired is armed again by a
     /// read. A `now` before the clock's time leaves it as it is.
@@ -114,7 +116,7 @@ impl Timers {
         self.next_due()
     }
 
-    /// Returns the time at which the next timer fires, if one is armed.
+    /// Returns the time at which the next timer fires, if one is armed for a time that comes.
     #[must_use]
     pub fn next_due(&self) -> Option<Duration> {
         let next = self.schedule.next();
@@ -166,6 +168,9 @@ impl TimerSetting {
 /// # Differences from Linux
 /// A relative time of a timer on `Clock::Realtime` is measured by that clock, so it changes if the clock is set. Linux
 /// measures it by `CLOCK_MONOTONIC`. There is no `TFD_TIMER_CANCEL_ON_SET`.
+///
+/// A read of Linux may return 0 bytes: the timer is periodic, and `CLOCK_REALTIME` was set back to before the time at which
+/// it has fired. Here the read returns 1, and the timer fires next one interval after that time.
 ///
 /// # Example
 /// ```

@@ -6,18 +6,22 @@ mod threads;
 mod twin;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use upoll::channel::{
     Receiver, RecvError, RecvTimeoutError, SendError, SendTimeoutError, Sender, bounded, unbounded,
 };
-use upoll::{Epoll, Event, Events, PIPE_BUF, PipeFlags, Timeout};
+use upoll::{Epoll, Event, Events, PIPE_BUF, PipeFlags, Timeout, Watch};
 
 use threads::{asleep, until_asleep};
 use twin::{Fd, kernel_pipe, signal};
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(20);
 
 /// The operations that threads use on a channel or a pipe of packets. `None` or false: the other end is closed.
 trait Blocking: Send + Sync {
@@ -283,5 +287,32 @@ fn no_message_is_lost_or_received_twice_among_many_threads() {
         let count = all.iter().map(Vec::len).sum::<usize>();
         let distinct: HashSet<_> = all.into_iter().flatten().collect();
         assert_eq!((count, distinct.len() as u64), (distinct.len(), 3 * EACH));
+    }
+}
+
+/// Two threads wait for room, and there is room for both: the first one is woken. Its send calls a
+/// callback.
+#[test]
+fn a_thread_whose_send_panics_wakes_the_next_one() {
+    // Seldom the first thread sends before there is room for the second one, which is then woken anyway.
+    for _ in 0..5 {
+        let (sender, receiver) = bounded(2).unwrap();
+        sender.try_send(0).unwrap();
+        sender.try_send(0).unwrap();
+        let (_watch, _) = Watch::new(&receiver, Events::IN, |_| panic!("callback breaks")).unwrap();
+        let (ended, has_ended) = mpsc::channel();
+        let threads = [(); 2].map(|()| {
+            let (sender, ended) = (sender.clone(), ended.clone());
+            let send = AssertUnwindSafe(move || sender.send(1));
+            asleep(move || ended.send(catch_unwind(send).is_err()).unwrap()).0
+        });
+        assert_eq!([receiver.try_recv(), receiver.try_recv()], [Ok(0); 2]);
+        for _ in &threads {
+            assert_eq!(has_ended.recv_timeout(LONG), Ok(true));
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(receiver.len(), 2);
     }
 }

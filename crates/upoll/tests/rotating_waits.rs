@@ -293,6 +293,48 @@ fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
     }
 }
 
+/// A source that shows the end by `ERR` alone, and one of the kernel's.
+#[test]
+fn a_source_that_only_sends_gets_every_waiting_worker_out_when_its_receiver_is_gone() {
+    const WORKERS: usize = 3;
+    const OUT: Event = Event::new(Events::OUT, 0);
+    for direct in [false, true] {
+        for kernel in [false, true] {
+            let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+            let (reader, mut writer);
+            let (sender, receiver);
+            let close: Box<dyn FnOnce()> = if kernel {
+                (reader, writer) = std::io::pipe().unwrap();
+                // SAFETY: the call takes no pointers.
+                let room = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_GETPIPE_SZ) };
+                let room = usize::try_from(room).unwrap();
+                writer.write_all(&vec![0; room]).unwrap();
+                rotating.add(&writer, OUT).unwrap();
+                Box::new(move || drop(reader))
+            } else {
+                (sender, receiver) = upoll::channel::bounded(1).unwrap();
+                sender.try_send(()).unwrap();
+                rotating.add(&sender, OUT).unwrap();
+                Box::new(move || drop(receiver))
+            };
+            let sets = [(); WORKERS].map(|()| workers_set(&rotating, direct));
+            let (served, has_served) = mpsc::channel();
+            // No thread ends or waits again before all have returned.
+            let threads = sets.each_ref().map(|set| serves_once(set, &served));
+            close();
+            for at in 0..WORKERS {
+                has_served
+                    .recv_timeout(LONG)
+                    .unwrap_or_else(|_| panic!("direct {direct}, kernel {kernel}: {at} are out"));
+            }
+            for (thread, end) in threads {
+                drop(end);
+                thread.join().unwrap();
+            }
+        }
+    }
+}
+
 /// A set below a rotating one has both kinds of members, and each becomes ready. Both events wake a worker, also if
 /// the first one that runs sees both.
 #[test]

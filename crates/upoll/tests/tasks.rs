@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -73,6 +73,78 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
         thread::park();
     }
+}
+
+/// A flag that is published before its wake.
+#[derive(Default)]
+struct Flag {
+    queue: WaitQueue,
+    is_set: AtomicBool,
+}
+
+impl Pollable for Flag {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        match self.is_set.load(Ordering::SeqCst) {
+            true => Events::IN,
+            false => Events::empty(),
+        }
+    }
+}
+
+#[test]
+fn a_wake_does_not_count_a_task_that_waits_no_more() {
+    let flag = File::new(Flag::default());
+    let (mut ready, task) = waiting(Readiness::new(&flag, Events::IN));
+    flag.is_set.store(true, Ordering::SeqCst);
+    // It looks before the wake comes.
+    assert_eq!(polled(ready.as_mut(), &task), Poll::Ready(Events::IN));
+    assert_eq!(flag.queue.wake(Events::IN), 0);
+    assert_eq!(task.woken(), 0);
+}
+
+/// A message whose drop wakes a task, and notes whether that has run before the drop ends.
+struct Wakes {
+    counter: EventFd,
+    waiting: Waiting,
+    has_run: Arc<AtomicUsize>,
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.counter.try_write(1).unwrap();
+        let (_, task) = &self.waiting;
+        self.has_run.fetch_add(task.woken(), Ordering::SeqCst);
+    }
+}
+
+/// Such a message may be a thread that is told to end, and joined.
+#[test]
+fn a_message_that_is_dropped_with_the_last_receiver_may_wait_for_what_it_wakes() {
+    let has_run = Arc::new(AtomicUsize::new(0));
+    let message = || {
+        let counter = EventFd::new(0).unwrap();
+        Wakes {
+            waiting: waiting(Readiness::new(&counter, Events::IN)),
+            counter,
+            has_run: has_run.clone(),
+        }
+    };
+    let (sender, receiver) = bounded(2).unwrap();
+    assert!(sender.try_send(message()).is_ok());
+    assert!(sender.try_send(message()).is_ok());
+    // It keeps the memory of the file.
+    let _keeping = Readiness::new(&receiver, Events::IN).unwrap();
+    drop(receiver);
+    assert_eq!(has_run.load(Ordering::SeqCst), 2);
+    // The file is the last to close.
+    let (sender, receiver) = bounded(1).unwrap();
+    assert!(sender.try_send(message()).is_ok());
+    let file = receiver.as_file_ref().to_file();
+    drop(receiver);
+    assert_eq!(has_run.load(Ordering::SeqCst), 2);
+    drop(file);
+    assert_eq!(has_run.load(Ordering::SeqCst), 3);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![cfg(not(upoll_loom))]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -153,21 +154,23 @@ impl Twin {
     fn compare_readiness(&self) {
         let mut ours = [PollFd::new(&self.timer, Events::IN)];
         let is_ready = poll_now(&mut ours).unwrap();
+        let kernel = self.kernel_poll(if is_ready > 0 { 20_000 } else { 0 });
+        assert_eq!((is_ready, ours[0].revents().bits()), kernel);
+    }
+
+    /// Waits for the kernel's timer for so many milliseconds.
+    fn kernel_poll(&self, limit: i32) -> (usize, u32) {
         let mut entry = libc::pollfd {
             fd: self.kernel_timer.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
-        let limit = if is_ready > 0 { 20_000 } else { 0 };
         // SAFETY: one entry.
-        let kernel = unsafe { libc::poll(&raw mut entry, 1, limit) };
-        assert_eq!(
-            (is_ready, ours[0].revents().bits()),
-            (
-                usize::try_from(kernel).unwrap(),
-                entry.revents.cast_unsigned().into()
-            )
-        );
+        let ready = unsafe { libc::poll(&raw mut entry, 1, limit) };
+        (
+            usize::try_from(ready).unwrap(),
+            entry.revents.cast_unsigned().into(),
+        )
     }
 
     fn step(&self, step: Step) {
@@ -303,6 +306,23 @@ fn arming_drops_the_expirations_and_so_does_disarming() {
     }
 }
 
+/// The timer has expired, and only the kernel's was asked since.
+#[test]
+fn arming_returns_what_is_left_after_an_expiration_that_nobody_has_seen() {
+    for again in [
+        Step::Arm(When::Future(1), 0),
+        Step::ArmAt(When::Future(1), 0),
+        Step::Arm(When::Zero, 0),
+    ] {
+        let twin = Twin::new(false, Events::IN);
+        let (at, interval) = (now() + Duration::from_millis(1), 2 * HOUR);
+        twin.timer.arm_at(at, interval);
+        twin.kernel_arm(at, interval, libc::TFD_TIMER_ABSTIME);
+        twin.kernel_poll(20_000);
+        twin.step(again);
+    }
+}
+
 #[test]
 fn a_time_too_long_to_count_is_the_latest_time() {
     let twin = Twin::new(false, Events::IN);
@@ -378,6 +398,22 @@ fn the_next_time_is_that_of_the_first_armed_timer() {
 }
 
 #[test]
+fn a_time_at_the_end_of_a_virtual_clock_never_comes() {
+    let timers = Timers::new().unwrap();
+    let [periodic, late] = [(); 2].map(|()| timers.timer().unwrap());
+    let period = Duration::from_nanos(1);
+    periodic.arm(period, period);
+    late.arm(Duration::MAX, ZERO);
+    assert_eq!(timers.advance(Duration::MAX), Ok(None));
+    assert!(periodic.try_read().is_ok());
+    for _ in 0..2 {
+        assert_eq!(timers.advance(Duration::MAX), Ok(None));
+        assert_eq!(periodic.try_read(), Err(Errno::AGAIN));
+        assert_eq!(late.try_read(), Err(Errno::AGAIN));
+    }
+}
+
+#[test]
 fn a_virtual_clock_does_not_go_back() {
     let timers = Timers::new().unwrap();
     assert_eq!(timers.advance(5 * SECOND), Ok(None));
@@ -414,6 +450,26 @@ fn a_callback_on_a_timer_runs_when_the_owner_fires_it() {
     // It is read within its callback as well as here.
     assert_eq!(timer.try_read(), Ok(1));
     assert_eq!(timers.next_due(), Some(2 * SECOND));
+}
+
+#[test]
+fn a_callback_that_panics_keeps_no_timer_from_firing() {
+    let timers = Timers::new().unwrap();
+    let [first, second] = [(); 2].map(|()| timers.timer().unwrap());
+    let (_watch, _) = Watch::new(&first, Events::IN, |_| panic!("callback breaks")).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = told.clone();
+    let (_counting, _) = Watch::new(&second, Events::IN, move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    })
+    .unwrap();
+    first.arm(SECOND, ZERO);
+    second.arm(SECOND, ZERO);
+    let advance = AssertUnwindSafe(|| timers.advance(SECOND));
+    assert!(catch_unwind(advance).is_err());
+    assert_eq!(second.as_file_ref().ready(), Events::IN);
+    // Without `std` a panic cannot be caught.
+    assert!(cfg!(not(feature = "std")) || told.load(Ordering::SeqCst) == 1);
 }
 
 #[test]

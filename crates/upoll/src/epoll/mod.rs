@@ -84,8 +84,8 @@ bitflags! {
 /// The slack of a rotating set for which none was set: measured with `upoll demo`.
 const ROTATION_SLACK: u32 = 4;
 
-/// Events at the end of a source, which no read uses up.
-pub(crate) const HANG_UP: Events = Events::HUP.union(Events::RDHUP);
+/// Events at the end of a source, which no read or write uses up. `ERR` alone is that of a writer whose readers are gone.
+pub(crate) const HANG_UP: Events = Events::ALWAYS.union(Events::RDHUP);
 
 /// The set itself (`struct eventpoll`).
 pub(crate) struct Set {

@@ -33,7 +33,7 @@ use crate::sync::Ordering;
 pub(crate) use self::sleep::{Ended, clock, futex_wait, futex_wake};
 use self::sleep::{Sleep, nanoseconds, now};
 pub(super) use self::sleep::{coarse_milliseconds, futex_sleepers, futex_wake_all};
-pub use self::sleep::{interrupt, pass_time};
+pub use self::sleep::{interrupt, pass_time, set_on};
 pub(crate) use super::own_fds::OwnFd as Descriptor;
 use super::own_fds::{first_numbers, hold_protected_numbers};
 

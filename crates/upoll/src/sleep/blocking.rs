@@ -5,6 +5,7 @@ use super::timeout::Deadline;
 use super::{Outcome, Sleeper};
 use crate::errno::Errno;
 use crate::eventfd::Direction;
+use crate::events::Events;
 use crate::host::SharedCounter;
 use crate::wait::{Place, WaitQueue};
 
@@ -29,6 +30,27 @@ pub(super) fn until_done<T>(
 /// As [`until_done`], with a deadline. Fails with `EAGAIN` if it has passed and one more attempt found nothing.
 #[cold]
 pub(super) fn until_done_or<T>(
+    queue: &WaitQueue,
+    place: Place,
+    deadline: Deadline,
+    attempt: impl FnMut(&mut Deadline) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let unwinding = PassOn(queue);
+    let done = repeat(queue, place, deadline, attempt);
+    core::mem::forget(unwinding);
+    done
+}
+
+/// Wakes the next waiter: an attempt of one that has taken a wakeup has panicked, in foreign code that it woke.
+struct PassOn<'a>(&'a WaitQueue);
+
+impl Drop for PassOn<'_> {
+    fn drop(&mut self) {
+        self.0.pass_on(Events::empty());
+    }
+}
+
+fn repeat<T>(
     queue: &WaitQueue,
     place: Place,
     mut deadline: Deadline,

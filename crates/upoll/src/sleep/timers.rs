@@ -103,7 +103,8 @@ impl Timer {
     /// [advances](Timers::advance) that clock.
     ///
     /// # Errors
-    /// `EINTR`: a signal handler ran, with or without `SA_RESTART`. `ENOMEM`: there is no memory for the wait.
+    /// `EINTR`: a signal handler ran, with or without `SA_RESTART`. `ENOMEM`: there is no memory for the wait. `EINVAL`: it has
+    /// to wait, and `RLIMIT_NOFILE` is 0, as the wait is a [`poll`].
     pub fn read(&self) -> Result<u64, Errno> {
         loop {
             match self.try_read() {

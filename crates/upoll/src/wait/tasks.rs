@@ -199,6 +199,14 @@ impl Job {
         Job::Wake(unsafe { Cell::from_raw(NonNull::new_unchecked(cell)) })
     }
 
+    /// Releases a callback without a call; its wakeups are delivered with the next one. Wakes a task.
+    fn give_up(self) {
+        match self {
+            Job::Wake(cell) => cell.take().wake(),
+            Job::Call(slot) => slot.give_up(),
+        }
+    }
+
     /// Returns the next job in the list that this one is in.
     fn next(&self) -> *mut () {
         match self {
@@ -275,13 +283,9 @@ impl Stack {
 }
 
 impl Drop for Stack {
-    /// Releases the callbacks that were not called; their wakeups are delivered with the next one. Wakes tasks.
     fn drop(&mut self) {
         while let Some(job) = self.pop() {
-            match job {
-                Job::Wake(cell) => cell.take().wake(),
-                Job::Call(slot) => slot.give_up(),
-            }
+            job.give_up();
         }
     }
 }
@@ -371,9 +375,18 @@ impl Scope {
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.
     pub(crate) fn run(&mut self) {
-        let is_left = self.leave();
-        let panicked = is_left.then(|| self.run_all());
-        self.list = list::List::enter();
+        /// Enters the list again, also if foreign code panics: the scope leaves it when it ends.
+        struct Again<'a>(&'a mut Scope);
+
+        impl Drop for Again<'_> {
+            fn drop(&mut self) {
+                self.0.list = list::List::enter();
+            }
+        }
+
+        let again = Again(self);
+        let panicked = again.0.leave().then(|| again.0.run_all());
+        drop(again);
         if let Some(panicked) = panicked {
             panicked.go_on();
         }
@@ -387,14 +400,12 @@ impl Scope {
         has_jobs || self.first.is_some()
     }
 
+    /// All foreign code runs in [`Panicked::catch`], the drops of callbacks too.
     #[inline(never)]
     fn run_all(&mut self) -> Panicked {
         let mut panicked = Panicked::default();
         if let Some(waker) = self.first.take() {
-            panicked.catch(|| {
-                waker.wake();
-                false
-            });
+            panicked.catch(|| waker.wake());
         }
         for round in 0..2 * ROUNDS {
             let mut jobs = self.list.take().reversed();
@@ -403,30 +414,26 @@ impl Scope {
             }
             while let Some(job) = jobs.pop() {
                 match job {
-                    Job::Wake(cell) => {
-                        let waker = cell.take();
-                        panicked.catch(|| {
-                            waker.wake();
-                            false
-                        });
-                    }
                     // The circle ends here.
-                    Job::Call(slot) if round >= ROUNDS => slot.give_up(),
-                    Job::Call(slot) => {
-                        if panicked.catch(|| self.list.call(&slot)) || slot.take_back() {
+                    Job::Call(slot) if round < ROUNDS => {
+                        let again = panicked.catch(|| self.list.call(&slot));
+                        if again || slot.take_back() {
                             self.list.push(Job::Call(slot));
+                        } else {
+                            panicked.catch(|| drop(slot));
                         }
                     }
+                    job => panicked.catch(|| job.give_up()),
                 }
             }
             while let Some(waker) = self.list.take_left() {
-                panicked.catch(|| {
-                    waker.wake();
-                    false
-                });
+                panicked.catch(|| waker.wake());
             }
         }
-        drop(self.list.take());
+        let mut rest = self.list.take();
+        while let Some(job) = rest.pop() {
+            panicked.catch(|| job.give_up());
+        }
         panicked
     }
 }
@@ -449,21 +456,29 @@ struct Panicked {
 
 #[cfg(all(feature = "std", not(upoll_loom)))]
 impl Panicked {
-    fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
+    /// Returns what `run` returns, or the default if it panics.
+    fn catch<T: Default>(&mut self, run: impl FnOnce() -> T) -> T {
         // The panic is resumed later. Foreign state that it has left inconsistent is then reported
         // by the same panic, as if it had not been caught.
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
-            Ok(again) => again,
+            Ok(done) => done,
             Err(payload) => {
-                self.payload.get_or_insert(payload);
-                false
+                match self.payload {
+                    None => self.payload = Some(payload),
+                    // Its drop may panic too.
+                    Some(_) => core::mem::forget(payload),
+                }
+                T::default()
             }
         }
     }
 
     fn go_on(self) {
-        if let Some(payload) = self.payload.filter(|_| !std::thread::panicking()) {
-            std::panic::resume_unwind(payload);
+        match self.payload {
+            None => {}
+            // As above: a second panic would end the process.
+            Some(payload) if std::thread::panicking() => core::mem::forget(payload),
+            Some(payload) => std::panic::resume_unwind(payload),
         }
     }
 }
@@ -471,7 +486,7 @@ impl Panicked {
 #[cfg(any(not(feature = "std"), upoll_loom))]
 impl Panicked {
     #[expect(clippy::unused_self, reason = "there is nothing to catch it with")]
-    fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
+    fn catch<T>(&mut self, run: impl FnOnce() -> T) -> T {
         run()
     }
 

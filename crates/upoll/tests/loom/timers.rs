@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use loom::thread;
 use upoll::Source as _;
-use upoll::kernel_model::{Source as KernelFd, pass_time};
-use upoll::{Clock, Epoll, EventFd, Events, Op, PollFd, Rule, Timer, Timers, poll};
+use upoll::kernel_model::{Source as KernelFd, pass_time, set_on};
+use upoll::{Clock, Epoll, EventFd, Events, Op, PollFd, Rule, Timer, Timers, poll, poll_now};
 
 use super::sleeping::{FOREVER, LIMIT, wait};
 use super::{EDGE, IN, Waiter, harvest, model, must_fail_without};
@@ -237,6 +237,25 @@ fn an_expiration_that_two_threads_fire_counts_once() {
         assert_eq!(harvest(&set), 1);
         assert_eq!(harvest(&set), 0);
         assert_eq!(timer.try_read(), Ok(1));
+    });
+}
+
+/// A thread reads the clock, and another one fires the timer at a later time, before the first one reads the timer.
+#[test]
+fn an_expiration_that_another_thread_fires_later_counts_once() {
+    model(3, || {
+        let timer = timer();
+        timer.arm(SECOND, SECOND);
+        let firing = {
+            let timer = timer.clone();
+            thread::spawn(move || {
+                set_on(SECOND);
+                poll_now(&mut [PollFd::new(&timer, Events::IN)]).unwrap();
+            })
+        };
+        let count = timer.try_read().unwrap_or(0);
+        firing.join().unwrap();
+        assert_eq!(count + timer.try_read().unwrap_or(0), 1);
     });
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex as Table};
+use std::time::Duration;
 
 use loom::sync::atomic::AtomicU64;
 use loom::sync::{Condvar, Mutex};
@@ -54,6 +55,12 @@ pub fn pass_time() {
     for sleep in sleeps() {
         sleep.time_out();
     }
+}
+
+/// Sets the clock on by `time`, and ends no sleep.
+pub fn set_on(time: Duration) {
+    let nanoseconds = u64::try_from(time.as_nanos()).unwrap();
+    NOW.fetch_add(nanoseconds, Ordering::Relaxed);
 }
 
 /// Runs a signal handler on every thread that sleeps just now.
