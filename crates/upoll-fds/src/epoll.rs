@@ -10,6 +10,7 @@ use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout
 
 use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
+use crate::passivity::MOST_TURNS;
 use crate::set::{NumberedSet, Wakeable};
 use crate::signals::Section;
 use crate::slot::Entry;
@@ -560,10 +561,6 @@ unsafe fn wait_and_sleep(
 /// The kernel reports that event again only behind other ready ones, but maybe to several threads by
 /// turns.
 const LOOKS: usize = 64;
-
-/// How many milliseconds a wait stays away from a passive set that another thread tries to make active without an fd for it.
-/// A signal handler, or a fork, may have left that thread's call for good.
-const MOST_TURNS: usize = 1000;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);

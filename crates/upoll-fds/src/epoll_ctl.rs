@@ -10,9 +10,11 @@ use crate::demote::{demote, demote_unwatched, demote_with_members};
 use crate::interest::Interest;
 use crate::kernel::call;
 use crate::object::Object;
+use crate::passivity::MOST_TURNS;
 use crate::set::NumberedSet;
 use crate::table::programs;
 use crate::{memory, table};
+use upoll_sys::backoff::nap;
 
 /// `epoll_ctl(2)`.
 ///
@@ -231,9 +233,21 @@ fn ctl_kernel(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    if op == Op::Add {
-        // If another thread is about to.
-        set.activate(epfd)?;
+    let mut turns = 0;
+    // If another thread is about to.
+    while op == Op::Add
+        && let Err(errno) = set.activate(epfd)
+    {
+        // The kernel goes on to serve the set, unless the other thread has more success.
+        let by_the_kernel = || pass_on_ctl(epfd, op as i32, fd, interest);
+        if let Some(added) = set.ctl_passive(Some(op), by_the_kernel) {
+            return added;
+        }
+        turns += 1;
+        if turns == MOST_TURNS {
+            return Err(errno);
+        }
+        nap();
     }
     match set.adopt(epfd) {
         // The set has no such member, or the kernel set behind it would have been adopted with it. That one

@@ -15,6 +15,11 @@ const ACTIVE: usize = 1;
 /// The set has been demoted.
 const STALE: usize = 2;
 
+/// How many milliseconds a wait, or an ADD, stays away from a passive set that another thread tries to make active without an fd
+/// for it. A signal handler, or a fork, may have left that thread's call for good.
+#[cfg(not(upoll_loom))]
+pub(crate) const MOST_TURNS: usize = 1000;
+
 /// The state of a set with an fd.
 #[derive(Debug)]
 pub(crate) struct Passivity {

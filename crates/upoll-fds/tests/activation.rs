@@ -1,13 +1,16 @@
 //! A set that becomes active while the process has no free fd. In a process of its own, whose limit of fds is changed.
 #![cfg(not(upoll_loom))]
 
-use std::os::fd::RawFd;
+mod notified;
+
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{Errno, Event, Events, Op};
+use self::notified::{Answer, Call, Which, answered};
+use upoll::{Epoll, Errno, Event, Events, Op};
 
 /// One test at a time: each changes the limit of fds.
 fn alone() -> MutexGuard<'static, ()> {
@@ -128,4 +131,48 @@ fn a_set_without_an_fd_for_its_change_is_waited_in_as_before() {
     assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(Ok(1)));
     assert_eq!(polled(epfd), Ok(1));
     assert_eq!(wait(epfd, 10_000), Ok(1));
+}
+
+/// Another thread is about to make the set active, and gets no fd for it.
+#[test]
+fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
+    const COPIES: Which = Which {
+        number: libc::SYS_fcntl,
+        // The command is `F_DUPFD_CLOEXEC`.
+        argument: 1,
+        bits: 1 << 10,
+    };
+    let _alone = alone();
+    let epfd = upoll_fds::epoll_create1(0).unwrap();
+    let _waits = asleep_in(epfd);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    // With the first set comes the file that interrupts waits.
+    let warm_up = Epoll::new().unwrap();
+    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    let reader = reader.as_raw_fd();
+    let (send, added) = mpsc::channel();
+    let mut send = Some(send);
+    let adds = |call: &Call| {
+        // That of the test takes any number.
+        if call.arguments()[2] != 0
+            && let Some(send) = send.take()
+        {
+            let adds = thread::spawn(move || send.send(add(epfd, reader)).unwrap());
+            for _ in 0..100 {
+                if adds.is_finished() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Answer::Kernels
+    };
+    let (changed, added) = answered(COPIES, adds, move || {
+        without_fds(|| {
+            let changed = polled(epfd);
+            (changed, added.recv_timeout(Duration::from_secs(10)))
+        })
+    });
+    assert_eq!(changed, Err(Errno::MFILE));
+    assert_eq!(added, Ok(Ok(())));
 }

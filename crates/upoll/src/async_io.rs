@@ -322,21 +322,21 @@ impl Epoll {
     fn some_events(&self, events: &mut [Event]) -> Result<(usize, bool), Errno> {
         let mut found = self.try_wait(events)?;
         let backend = self.set().backend();
-        for _ in 1..MOST_SCANS {
-            if found > 0 || !backend.is_some_and(KernelBackend::has_ready_members) {
+        let mut scans = 1;
+        // Another thread has put back what it had no room for. Nobody is woken for that.
+        while found == 0 && backend.is_some_and(KernelBackend::has_ready_members) {
+            if scans == MOST_SCANS {
+                // A scan each time, and the last one may have put something back: the tasks that wait look again later, this one
+                // too.
+                #[cfg(all(feature = "std", not(upoll_loom)))]
+                self.set().watched_by.wake_all(Events::FOR_CALLBACKS);
                 break;
             }
-            // Another thread has put back what it had no room for. Nobody is woken for that. This look may meet yet another
-            // scan.
+            // This look may meet yet another scan.
             found = self.try_wait(events)?;
+            scans += 1;
         }
         if found == 0 {
-            #[cfg(all(feature = "std", not(upoll_loom)))]
-            if backend.is_some_and(KernelBackend::has_ready_members) {
-                // A scan each time. If the last one has put something back, the kernel wakes nobody for that: the tasks that
-                // wait look again later, this one too.
-                self.set().watched_by.wake_all(Events::FOR_CALLBACKS);
-            }
             return Err(Errno::AGAIN);
         }
         let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
@@ -450,8 +450,11 @@ mod tests {
     use crate::file::{Description, InKernel};
     use crate::wait::Deferred;
 
-    /// A backend whose members are ready, and in which each harvest meets a scan of another thread.
-    struct Scanned;
+    /// A backend in which each harvest meets a scan of another thread, or has no ready members.
+    struct Scanned {
+        has_ready: bool,
+        questions: AtomicUsize,
+    }
 
     impl InKernel for Scanned {
         fn awaited_fd(&self, _: &Description, _: Events) -> Option<BorrowedFd<'_>> {
@@ -494,7 +497,8 @@ mod tests {
             false
         }
         fn has_ready_members(&self) -> bool {
-            true
+            self.questions.fetch_add(1, Ordering::Relaxed);
+            self.has_ready
         }
         fn has_level_source(&self) -> bool {
             false
@@ -519,19 +523,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_task_that_meets_scan_after_scan_looks_again_later() {
+    /// Polls a task three times that finds no event. Returns how often it was woken, and how often its set was asked for ready
+    /// members.
+    fn polled(has_ready: bool) -> [usize; 2] {
         let set = Epoll::new().unwrap();
-        let made = set.set().backend_or_insert(|| Ok(Box::new(Scanned)));
-        assert!(made.is_ok());
+        let scanned = Scanned {
+            has_ready,
+            questions: AtomicUsize::new(0),
+        };
+        let made = set.set().backend_or_insert(|| Ok(Box::new(scanned)));
+        let backend: &dyn core::any::Any = made.ok().unwrap();
+        let scanned: &Scanned = backend.downcast_ref().unwrap();
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(wakes.clone());
         let mut context = Context::from_waker(&waker);
         let mut events = [Event::default(); 4];
         let mut wait = pin!(set.wait_async(&mut events));
-        for polls in 1..3 {
+        for _ in 0..3 {
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            assert_eq!(wakes.0.load(Ordering::Relaxed), polls);
         }
+        [&wakes.0, &scanned.questions].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_task_that_meets_scan_after_scan_looks_again_later() {
+        assert_eq!(polled(true)[0], 3);
+    }
+
+    /// The kernel is asked.
+    #[test]
+    fn a_task_that_finds_nothing_asks_for_ready_members_once_for_each_look() {
+        let looks = 6;
+        assert_eq!(polled(false), [0, looks]);
     }
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 use open_fds::{ALL, close_all, open_in, opened_by};
 use threads::{tid, until_asleep};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Event, Events, File, PollFd, PollTable, Pollable, WaitQueue,
-    poll,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, File, PollFd, PollTable,
+    Pollable, WaitQueue, poll,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -190,6 +190,69 @@ fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
             makes_anew.join().unwrap();
             finds.join().unwrap();
         });
+        reader.read_exact(&mut [0]).unwrap();
+    }
+}
+
+/// The thread that makes the set anew is held up before it has linked it to all sets above.
+#[test]
+fn a_set_that_was_just_made_anew_shows_in_each_of_two_above_while_the_other_one_is_locked() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let (idle, _writer) = std::io::pipe().unwrap();
+    let [warm_up, inner, one, two] = [(); 4].map(|()| Epoll::new().unwrap());
+    warm_up.add(&idle, input(0)).unwrap();
+    let held = File::new(Held(WaitQueue::new(), Mutex::new(())));
+    let above = [&one, &two];
+    for set in above {
+        set.add(&warm_up, input(0)).unwrap();
+    }
+    let others: Vec<_> = open_in(ALL).collect();
+    inner.add(&reader, input(1)).unwrap();
+    for set in above {
+        set.add(&inner, input(2)).unwrap();
+    }
+    for (locked, free) in [(&one, &two), (&two, &one)] {
+        locked.add(&held, input(3)).unwrap();
+        assert_eq!(wait(free, Duration::ZERO), []);
+        let own: Vec<_> = open_in(ALL).filter(|fd| !others.contains(fd)).collect();
+        close_all(&own);
+        writer.write_all(b"x").unwrap();
+        thread::scope(|scope| {
+            let polls = held.1.lock().unwrap();
+            let (send, receive) = std::sync::mpsc::channel();
+            let (held, inner, send_of_change) = (&held, &inner, send.clone());
+            scope.spawn(move || {
+                send_of_change.send(tid()).unwrap();
+                locked.modify(held, input(3)).unwrap();
+            });
+            until_asleep(receive.recv().unwrap());
+            scope.spawn(move || {
+                send.send(tid()).unwrap();
+                assert_eq!(wait(inner, Duration::ZERO), [1]);
+            });
+            until_asleep(receive.recv().unwrap());
+            let finds = scope.spawn(move || {
+                assert_eq!(wait(inner, Duration::ZERO), [1]);
+                assert_eq!(wait(free, Duration::ZERO), [2]);
+            });
+            for _ in 0..10_000 {
+                if finds.is_finished() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            let is_found = finds.is_finished();
+            drop(polls);
+            finds.join().unwrap();
+            assert!(
+                is_found,
+                "it waits for a set that it has nothing to do with"
+            );
+        });
+        assert_eq!(wait(locked, Duration::ZERO), [2]);
+        locked.delete(&held).unwrap();
         reader.read_exact(&mut [0]).unwrap();
     }
 }
@@ -411,4 +474,33 @@ fn a_member_at_a_number_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     close_all(&anew);
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(&lost, LONG), [2, 2]);
+}
+
+/// A set is nested too deep below another one for a kernel fd. Other sets above it go on.
+#[test]
+fn sets_above_one_that_is_nested_too_deep_elsewhere_go_on_after_a_loss() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let inner = Epoll::new().unwrap();
+    let others = [(); 2].map(|()| Epoll::new().unwrap());
+    let chain = [(); 4].map(|()| Epoll::new().unwrap());
+    for pair in chain.windows(2) {
+        pair[1].add(&pair[0], input(1)).unwrap();
+    }
+    let _readable = chain[3].readiness_fd().unwrap();
+    others[0].add(&inner, input(2)).unwrap();
+    chain[0].add(&inner, input(1)).unwrap();
+    others[1].add(&inner, input(2)).unwrap();
+    assert_eq!(inner.add(&reader, input(3)), Err(Errno::LOOP));
+    let counter = EventFd::new(1).unwrap();
+    inner.add(&counter, input(4)).unwrap();
+
+    let lost = Epoll::new().unwrap();
+    let own = opened_by(|| lost.add(&reader, input(5)).unwrap());
+    close_all(&own);
+    assert_eq!(wait(&lost, Duration::ZERO), []);
+    for set in &others {
+        assert_eq!(wait(set, Duration::ZERO), [2]);
+    }
 }

@@ -660,3 +660,52 @@ fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
         });
     }
 }
+
+/// The child of a fork closes the library's fds on the stack of the thread that forked, which may be that of a signal handler.
+#[test]
+fn a_fork_takes_little_of_the_alternate_stack_of_a_signal_handler() {
+    extern "C" fn forks(_: libc::c_int) {
+        // SAFETY: the child ends at once, by a call that takes no memory.
+        unsafe {
+            match libc::fork() {
+                0 => libc::_exit(0),
+                child => {
+                    let mut status = 0;
+                    libc::waitpid(child, &raw mut status, 0);
+                    assert_eq!(status, 0);
+                }
+            }
+        }
+    }
+    /// For the calls of a fork, beside the kernel's frame.
+    const ROOM: usize = 3072;
+    in_child(|| {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let _watch = watched_alone(&reader);
+        // SAFETY: the memory is new, and the child alone uses it.
+        unsafe {
+            let least = usize::try_from(libc::getauxval(libc::AT_MINSIGSTKSZ)).unwrap();
+            let used = least.max(libc::MINSIGSTKSZ) + ROOM;
+            let size = used.next_multiple_of(4096);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let base = libc::mmap(std::ptr::null_mut(), size + 4096, access, kind, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(base, 4096, libc::PROT_NONE), 0);
+            let stack = libc::stack_t {
+                ss_sp: base.wrapping_byte_add(4096),
+                ss_flags: 0,
+                ss_size: used,
+            };
+            assert_eq!(libc::sigaltstack(&raw const stack, std::ptr::null_mut()), 0);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = forks as *const () as usize;
+            action.sa_flags = libc::SA_ONSTACK;
+            assert_eq!(
+                libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()),
+                0
+            );
+            assert_eq!(libc::raise(libc::SIGUSR1), 0);
+        }
+    });
+}

@@ -45,8 +45,9 @@ struct Attendant {
     generation: u32,
     /// Where it sleeps. The data of an event is the key of a registration.
     set: SharedBox<OwnFd>,
-    /// Held while a copy of an fd becomes a member of the set, is checked or is closed. A check adds the number to the set
-    /// for a moment if it is no member, and so must not meet another copy that comes to have the number.
+    /// Held while a copy of an fd becomes a member of the set, is asked for its events there, is checked or is closed. A check
+    /// adds the number to the set for a moment if it is no member, and so must not meet another copy that comes to have the
+    /// number.
     copies: Mutex<()>,
     /// Innermost, but for allocations.
     state: Mutex<State>,
@@ -423,6 +424,8 @@ impl AttendedFd {
             file.key.store(place.key, Ordering::Relaxed);
             // The kernel looks at the file once more: what has happened until now is an event as well.
             let edges = (wanted - Events::CONTROL) | Events::ET;
+            // If the program has closed the copy, another wait for the file may get its number, and its place in the set.
+            let _copies = attendant.copies.lock();
             place.register(Op::Mod, copy.as_raw_fd(), edges)?;
         }
         Ok(file)

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::interest_list::Listed;
 use super::kernel::{self, Descriptor};
+use super::nested::Renew;
 use super::rotation::Rotation;
 use super::special::Special;
 use super::{EpollBackend, exists, own_fds};
@@ -69,14 +70,21 @@ impl EpollBackend {
         self.is_half_restored.load(Ordering::Relaxed)
     }
 
-    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself. It also links them, as another
-    /// thread that has made one anew may not have come to that.
+    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself. It also links them to this one,
+    /// as another thread that has made one anew may not have come to that.
     #[cold]
     pub(super) fn restore_below(&self, set: &Set) -> Result<(), Errno> {
         let below = self.sets_below(&set.lock())?;
-        below.iter().try_for_each(|set| {
-            ensure_intact(set)?;
-            EpollBackend::ensure(set).map(drop)
+        below.iter().try_for_each(|inner| {
+            ensure_intact(inner)?;
+            // Not to the others above it: the kernel may refuse one of them.
+            match EpollBackend::of(inner.object()) {
+                Some(backend) if !backend.is_known_above() => {
+                    let inner: &Description<Set> = inner;
+                    self.link(set, &set.lock(), inner, Renew::No)
+                }
+                _ => Ok(()),
+            }
         })
     }
 

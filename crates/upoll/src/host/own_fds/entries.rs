@@ -611,7 +611,9 @@ fn is_listed(set: RawFd, number: RawFd) -> bool {
 }
 
 /// Calls `goes_on` with the number and the inode of each member of the set `set` that `/proc` lists, until it returns false.
-/// Changes nothing in the set, and takes no memory.
+/// Changes nothing in the set, and takes no memory. Apart, so that a child which needs no list takes no stack for it: a fork
+/// may be on the small stack of a signal handler.
+#[inline(never)]
 fn each_listed(set: RawFd, mut goes_on: impl FnMut(RawFd, u64) -> bool) {
     let mut path = [0; 40];
     // The byte behind the path stays zero.
