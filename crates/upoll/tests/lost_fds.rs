@@ -168,14 +168,9 @@ fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
         writer.write_all(b"x").unwrap();
         thread::scope(|scope| {
             let polls = held.1.lock().unwrap();
-            // This one has the lock of the set above.
+            let outer = &outer;
+            sleep_with_the_lock(scope, outer, &held);
             let (send, receive) = std::sync::mpsc::channel();
-            let (outer, held, send_of_change) = (&outer, &held, send.clone());
-            scope.spawn(move || {
-                send_of_change.send(tid()).unwrap();
-                outer.modify(held, input(3)).unwrap();
-            });
-            until_asleep(receive.recv().unwrap());
             let [makes_anew, finds] = [(&inner, 1), (outer, 2)].map(|(set, data)| {
                 let send = send.clone();
                 let thread = scope.spawn(move || {
@@ -192,6 +187,21 @@ fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
         });
         reader.read_exact(&mut [0]).unwrap();
     }
+}
+
+/// Starts a thread that sleeps with the lock of `set`. It changes the interest in `held`, whose poll waits for what the
+/// caller has locked.
+fn sleep_with_the_lock<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    set: &'scope Epoll,
+    held: &'scope File<Held>,
+) {
+    let (send, receive) = std::sync::mpsc::channel();
+    scope.spawn(move || {
+        send.send(tid()).unwrap();
+        set.modify(held, Event::new(Events::IN, 3)).unwrap();
+    });
+    until_asleep(receive.recv().unwrap());
 }
 
 /// The thread that makes the set anew is held up before it has linked it to all sets above.
@@ -221,13 +231,9 @@ fn a_set_that_was_just_made_anew_shows_in_each_of_two_above_while_the_other_one_
         writer.write_all(b"x").unwrap();
         thread::scope(|scope| {
             let polls = held.1.lock().unwrap();
+            sleep_with_the_lock(scope, locked, &held);
             let (send, receive) = std::sync::mpsc::channel();
-            let (held, inner, send_of_change) = (&held, &inner, send.clone());
-            scope.spawn(move || {
-                send_of_change.send(tid()).unwrap();
-                locked.modify(held, input(3)).unwrap();
-            });
-            until_asleep(receive.recv().unwrap());
+            let inner = &inner;
             scope.spawn(move || {
                 send.send(tid()).unwrap();
                 assert_eq!(wait(inner, Duration::ZERO), [1]);
