@@ -617,7 +617,7 @@ fn a_source_that_is_watched_for_its_end_is_not_reported_for_data() {
     assert_eq!(wait(&worker, LONG), 1);
 }
 
-/// Starts a thread that waits as often as `turns` says and reports its number after each wait. The interest in the
+/// Starts a thread that waits `turns` times and reports its number after each wait. The interest in the
 /// rotating set is armed anew before each.
 fn reports_turns(
     set: &Epoll,

@@ -105,7 +105,7 @@ impl<W: Send + Sync + 'static> Draft<W> {
         (0..threads).fold(self, |draft, _| draft.call(call.clone()))
     }
 
-    /// Has at least one of the calls but the first made by a process.
+    /// Moves at least one call, but not the first one, to a process of its own.
     fn in_processes(mut self, rng: &mut Rng) -> Self {
         let others = &mut self.race.calls[1..];
         rng.shuffle(others);

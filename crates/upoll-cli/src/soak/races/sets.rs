@@ -315,7 +315,7 @@ impl Drop for Probe {
     }
 }
 
-/// What threads close: a file, its set, and perhaps both after a DEL.
+/// A file and its set, which threads close, perhaps after a DEL.
 #[derive(Default)]
 struct Closed {
     file: Mutex<Option<File<Probe>>>,
