@@ -3,6 +3,7 @@
 
 mod bench;
 mod demo;
+mod interrupt;
 mod output;
 mod run;
 mod soak;

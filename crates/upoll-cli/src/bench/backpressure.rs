@@ -12,8 +12,9 @@ use serde::Serialize;
 use upoll::{EventFd, EventFdFlags};
 
 use super::kernel::Fd;
+use super::machine;
 use super::set::Counter;
-use super::{interrupt, machine};
+use crate::interrupt;
 
 pub(super) const NAME: &str = "eventfd";
 

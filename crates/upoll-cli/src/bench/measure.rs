@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::interrupt;
+use crate::interrupt;
 
 /// Runs the operation the given number of times.
 pub(super) type Side = Box<dyn FnMut(u64)>;

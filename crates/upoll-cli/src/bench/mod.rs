@@ -9,7 +9,6 @@ mod descriptors;
 mod fair;
 mod growth;
 mod html;
-mod interrupt;
 mod kernel;
 mod machine;
 mod measure;
@@ -38,6 +37,7 @@ use self::fair::Fair;
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
+use crate::interrupt;
 use crate::output::{self, Output};
 use crate::run::fair::Policy;
 

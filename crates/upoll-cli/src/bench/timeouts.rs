@@ -8,10 +8,10 @@ use serde::Serialize;
 use upoll::{Clock, Epoll, Event, EventFd, Events, Timers};
 
 use super::calls::idle;
-use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Spread};
 use super::set::{Counter, Set, counters, watching};
+use crate::interrupt;
 
 pub(super) const NAME: &str = "timeout";
 

@@ -19,10 +19,10 @@ use serde::Serialize;
 use upoll::{CreateFlags, Epoll, EventFd, EventFdFlags, Events};
 
 use super::calls::idle;
-use super::interrupt;
 use super::kernel::Fd;
 use super::measure::{Series, Spread};
 use super::set::{Counter, Set};
+use crate::interrupt;
 
 pub(super) const NAME: &str = "workers";
 

@@ -28,7 +28,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use comfy_table::Table;
 use fastrand::Rng;
@@ -41,7 +41,7 @@ use self::hang::post;
 use self::lockstep::Lockstep;
 use self::races::Topic;
 use self::tally::{Tally, count};
-use crate::output;
+use crate::{interrupt, output};
 
 /// Rounds before the first footprint counts: caches are filled in them.
 const WARM_UP: usize = KINDS;
@@ -98,8 +98,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     let end = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
     let producers = options.threads;
-    output::print(format_args!("seed {seed}, {producers} producers\n"))?;
     disturb::install_handler()?;
+    interrupt::hold().context("holding Ctrl-C back")?;
+    output::print(format_args!("seed {seed}, {producers} producers\n"))?;
     let hows = match &*options.how {
         [] => How::value_variants(),
         hows => hows,
@@ -118,10 +119,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         watch.thread().unpark();
         result
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(match interrupt::is_pending() {
+        true => ExitCode::from(interrupt::STATUS),
+        false => ExitCode::SUCCESS,
+    })
 }
 
-/// Makes rounds until `end`, and reports them.
+/// Makes rounds until `end` or Ctrl-C, and reports them.
 fn rounds(
     (hows, topics): (&[How], &[Topic]),
     mut rng: Rng,
@@ -130,7 +134,7 @@ fn rounds(
     end: Instant,
 ) -> Result<()> {
     let (mut rounds, mut first, mut most) = (0, None, None::<Footprint>);
-    while Instant::now() < end || rounds <= WARM_UP {
+    while (Instant::now() < end || rounds <= WARM_UP) && !interrupt::is_pending() {
         match topics {
             [] => round(hows, &mut rng, producers, tally, rounds)?,
             topics => races::round_of(topics, &mut rng, tally, &in_round(rounds))?,

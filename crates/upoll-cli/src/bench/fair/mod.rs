@@ -14,8 +14,8 @@ use upoll_fair_state::Counts;
 
 use self::load::{Outcome, Pace};
 use self::servers::{KINDS, Kind, Server, Shares, Way};
-use super::interrupt;
 use super::measure::Spread;
+use crate::interrupt;
 
 pub(super) const NAME: &str = "fair";
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::calls;
 use super::channels;
-use super::interrupt;
 use super::measure::{Effort, Series, Side, Spread, interleave};
+use crate::interrupt;
 
 pub(super) const NAME: &str = "peers";
 

@@ -22,8 +22,8 @@ use serde::Serialize;
 
 use self::locks::Locks;
 pub(super) use self::locks::{Counted, Global, GlobalFile};
-use super::interrupt;
 use super::measure::{Series, Spread};
+use crate::interrupt;
 
 pub(super) const KERNEL: &str = "kernel";
 pub(super) const UPOLL: &str = "upoll";

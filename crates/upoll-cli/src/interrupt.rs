@@ -1,4 +1,4 @@
-//! Ctrl-C, which ends the run between batches.
+//! Ctrl-C, which ends a benchmark between batches, and a soak between rounds.
 //!
 //! The signal is blocked, and the run asks for it: a handler would interrupt calls that are measured, and a
 //! thread that waits for the signal would make those of the kernel slower.
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use anyhow::{Result, bail};
 
 /// The exit status after Ctrl-C, as shells have it.
-pub(super) const STATUS: u8 = 128 + libc::SIGINT as u8;
+pub(crate) const STATUS: u8 = 128 + libc::SIGINT as u8;
 
 /// Returns the set of SIGINT alone.
 fn signals() -> libc::sigset_t {
@@ -24,7 +24,7 @@ fn signals() -> libc::sigset_t {
 
 /// Keeps Ctrl-C from ending this process, and the threads and programs that it starts later. Does nothing if the
 /// signal is ignored: while it is blocked the kernel would keep it, and the run would end.
-pub(super) fn hold() -> io::Result<()> {
+pub(crate) fn hold() -> io::Result<()> {
     // SAFETY: all zeros is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: no action is set, and the present one is written to a live place.
@@ -40,7 +40,7 @@ pub(super) fn hold() -> io::Result<()> {
 }
 
 /// Returns whether Ctrl-C was pressed.
-pub(super) fn is_pending() -> bool {
+pub(crate) fn is_pending() -> bool {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the call initializes the set if it succeeds, and SIGINT is a signal.
     unsafe {
@@ -50,7 +50,7 @@ pub(super) fn is_pending() -> bool {
 }
 
 /// Fails if Ctrl-C was pressed.
-pub(super) fn check() -> Result<()> {
+pub(crate) fn check() -> Result<()> {
     if is_pending() {
         bail!("interrupted");
     }
