@@ -152,6 +152,8 @@ fn every_request_is_answered_and_every_worker_accounted_for_in_all_three_ways() 
         assert!(number("/context_switches_per_request/involuntary") >= 0.0);
         let (p50, p99) = (number("/latency_us/p50"), number("/latency_us/p99"));
         assert!(0.0 < p50 && p50 <= p99 && p99 <= number("/latency_us/p99.9"));
+        assert!(p99 <= number("/latency_us/slowest_p99"));
+        assert!(number("/client_preempted_ms") >= 0.0);
         let square = |share: &u64| (*share as f64).powi(2);
         let fairness = 3001_f64.powi(2) / (3.0 * shares.iter().map(square).sum::<f64>());
         assert!((number("/fairness") - fairness).abs() < 1e-9, "{way}");
@@ -168,6 +170,8 @@ fn the_table_has_a_column_for_each_way_asked_for() {
     for line in [
         "requests per second",
         "latency p99.9",
+        "p99 of the slowest round",
+        "client preempted",
         "wakeups per request",
         "wakeups that found nothing",
         "involuntary",

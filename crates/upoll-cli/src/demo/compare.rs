@@ -2,7 +2,8 @@
 //!
 //! All servers run from the beginning; those without load sleep. The load comes in rounds. Each
 //! round loads each way once, in another order each time, so that a machine that becomes slower or
-//! faster during the run favours no way.
+//! faster during the run favours no way. Latencies are medians of the rounds. A program that takes the
+//! client's processor for some milliseconds delays all requests in flight, and so decides the percentiles of its round.
 //!
 //! # Processors
 //! The client has the first half of the processors, and the workers have the others. Without that a worker
@@ -46,7 +47,7 @@ struct Contender {
     way: Way,
     server: Server,
     took: Duration,
-    outcome: Outcome,
+    rounds: Vec<Outcome>,
 }
 
 impl Comparison {
@@ -72,7 +73,7 @@ impl Comparison {
                 way,
                 server,
                 took: Duration::ZERO,
-                outcome: Outcome::new(),
+                rounds: Vec::new(),
             });
         }
         let over = AtomicU64::new(0);
@@ -93,9 +94,10 @@ impl Comparison {
                     stop: &stop,
                 };
                 let begun = Instant::now();
-                let outcome = &mut contender.outcome;
-                ended_by = self.send(&load, &halves.of_client, outcome, signals, &bar)?;
+                let mut outcome = Outcome::new();
+                ended_by = self.send(&load, &halves.of_client, &mut outcome, signals, &bar)?;
                 contender.took += begun.elapsed();
+                contender.rounds.push(outcome);
                 if ended_by.is_some() {
                     break 'rounds;
                 }
@@ -108,7 +110,7 @@ impl Comparison {
             ways.push(Row::new(
                 contender.way,
                 contender.took,
-                contender.outcome,
+                contender.rounds,
                 &counts,
             ));
         }

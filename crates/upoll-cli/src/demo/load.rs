@@ -18,6 +18,7 @@ use hdrhistogram::Histogram;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::http::PAGE;
 
@@ -58,6 +59,8 @@ pub(super) struct Outcome {
     /// The time from before the connect to the end of the response, in nanoseconds, of answered
     /// requests.
     pub(super) latency: Histogram<u64>,
+    /// The time for which clients were ready to run, and others had their processors.
+    pub(super) preempted: Duration,
 }
 
 impl Outcome {
@@ -67,6 +70,7 @@ impl Outcome {
             failed: 0,
             first_failure: None,
             latency: Histogram::new(DIGITS).expect("the number of digits is allowed"),
+            preempted: Duration::ZERO,
         }
     }
 
@@ -77,6 +81,7 @@ impl Outcome {
         self.latency
             .add(&other.latency)
             .expect("histograms that resize take any value");
+        self.preempted += other.preempted;
     }
 }
 
@@ -136,10 +141,13 @@ impl<'a> Client<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            // None of these calls blocks, so time in which the thread does not run is time that others took.
+            let (begun, used) = (Instant::now(), processor_time());
             for event in &ready {
                 self.advance({ event.data }.u64() as usize);
             }
             let now = Instant::now();
+            self.outcome.preempted += (now - begun).saturating_sub(processor_time() - used);
             if now >= next_look {
                 next_look = now + PATIENCE / 10;
                 self.give_up_late_ones(now);
@@ -283,6 +291,12 @@ impl Exchange {
             }
         }
     }
+}
+
+/// Returns the processor time that the calling thread has used.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("the time of a thread is not negative")
 }
 
 /// Returns whether `received` is the whole response, or an error if it is not a prefix of it.

@@ -177,7 +177,8 @@ impl Options {
             return Ok(output::print(format_args!("{json}\n"))?);
         }
         let mut text = format!(
-            "{} requests each way, {} at a time, a connection for each; {} workers; {} processors\n{}\n",
+            "{} requests each way, {} at a time, a connection for each; {} workers; {} processors\n\
+             Latencies are medians of the rounds.\n{}\n",
             report.requests,
             report.connections,
             report.workers,

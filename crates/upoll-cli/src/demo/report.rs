@@ -37,6 +37,8 @@ pub(super) struct Row {
     seconds: f64,
     requests_per_second: Option<f64>,
     latency_us: Option<Latency>,
+    /// The time for which the client was ready to run, and others had its processor.
+    client_preempted_ms: f64,
     wakeups_per_request: Option<f64>,
     /// The number of wakeups in which a worker found nothing to do.
     empty_wakeups: u64,
@@ -45,13 +47,45 @@ pub(super) struct Row {
     fairness: Option<f64>,
 }
 
-/// Percentiles of the latencies.
+/// Percentiles of the latencies: medians of the rounds.
 #[derive(Debug, Serialize)]
 struct Latency {
     p50: f64,
     p99: f64,
     #[serde(rename = "p99.9")]
     p99_9: f64,
+    /// The 99th percentile of the round in which it was the greatest.
+    slowest_p99: f64,
+}
+
+impl Latency {
+    /// Returns `None` if no request was answered.
+    fn of(rounds: &[Outcome]) -> Option<Self> {
+        let percentile = |quantile| {
+            let answered = rounds.iter().filter(|round| !round.latency.is_empty());
+            let us = answered.map(|round| round.latency.value_at_quantile(quantile) as f64 / 1e3);
+            let mut us: Vec<f64> = us.collect();
+            us.sort_by(f64::total_cmp);
+            us
+        };
+        let p99 = percentile(0.99);
+        Some(Latency {
+            p50: median(&percentile(0.5))?,
+            p99: median(&p99)?,
+            p99_9: median(&percentile(0.999))?,
+            slowest_p99: *p99.last()?,
+        })
+    }
+}
+
+/// Returns the median of sorted values.
+fn median(of: &[f64]) -> Option<f64> {
+    let upper = *of.get(of.len() / 2)?;
+    Some(if of.len() % 2 == 1 {
+        upper
+    } else {
+        f64::midpoint(of[of.len() / 2 - 1], upper)
+    })
 }
 
 /// The context switches of the workers.
@@ -62,7 +96,10 @@ struct Switches {
 }
 
 impl Row {
-    pub(super) fn new(way: Way, took: Duration, outcome: Outcome, workers: &[Counts]) -> Self {
+    pub(super) fn new(way: Way, took: Duration, rounds: Vec<Outcome>, workers: &[Counts]) -> Self {
+        let latency_us = Latency::of(&rounds);
+        let mut outcome = Outcome::new();
+        rounds.into_iter().for_each(|round| outcome.add(round));
         let shares: Vec<u64> = workers.iter().map(|worker| worker.requests).collect();
         let requests: u64 = shares.iter().sum();
         let per_request = |count: fn(&Counts) -> u64| {
@@ -71,18 +108,14 @@ impl Row {
                 requests as f64,
             )
         };
-        let latency = |quantile| outcome.latency.value_at_quantile(quantile) as f64 / 1e3;
         Row {
             way,
             answered: outcome.answered,
             failed: outcome.failed,
             seconds: took.as_secs_f64(),
             requests_per_second: quotient(outcome.answered as f64, took.as_secs_f64()),
-            latency_us: (!outcome.latency.is_empty()).then(|| Latency {
-                p50: latency(0.5),
-                p99: latency(0.99),
-                p99_9: latency(0.999),
-            }),
+            latency_us,
+            client_preempted_ms: outcome.preempted.as_secs_f64() * 1e3,
             wakeups_per_request: per_request(|worker| worker.wakeups),
             empty_wakeups: workers.iter().map(|worker| worker.empty_wakeups).sum(),
             context_switches_per_request: Switches {
@@ -158,6 +191,13 @@ const LINES: &[(&str, Show)] = &[
     ("latency p99.9, us", |row| {
         row.latency_us.as_ref().map(|us| format!("{:.0}", us.p99_9))
     }),
+    ("  p99 of the slowest round", |row| {
+        let latency = row.latency_us.as_ref();
+        latency.map(|us| format!("{:.0}", us.slowest_p99))
+    }),
+    ("client preempted, ms", |row| {
+        Some(format!("{:.0}", row.client_preempted_ms))
+    }),
     ("wakeups per request", |row| {
         hundredths(row.wakeups_per_request)
     }),
@@ -188,7 +228,31 @@ fn hundredths(quotient: Option<f64>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::fairness;
+    use super::{Latency, fairness};
+    use crate::demo::load::Outcome;
+
+    #[test]
+    fn latencies_are_medians_of_the_rounds() {
+        let round = |us: &[u64]| {
+            let mut outcome = Outcome::new();
+            for us in us {
+                outcome.latency.record(us * 1000).expect("any value");
+            }
+            outcome
+        };
+        assert!(Latency::of(&[]).is_none() && Latency::of(&[round(&[])]).is_none());
+        let near = |is: f64, expected: f64| (is - expected).abs() < expected / 500.0;
+        let rounds = [
+            round(&[5, 90]),
+            round(&[7, 10]),
+            round(&[]),
+            round(&[6, 20]),
+        ];
+        let odd = Latency::of(&rounds).expect("requests were answered");
+        assert!(near(odd.p50, 6.0) && near(odd.p99, 20.0) && near(odd.slowest_p99, 90.0));
+        let even = Latency::of(&rounds[..2]).expect("requests were answered");
+        assert!(near(even.p50, 6.0) && near(even.p99, 50.0) && near(even.p99_9, 50.0));
+    }
 
     #[test]
     fn fairness_is_one_if_all_got_the_same_and_a_share_if_one_got_all() {
