@@ -2,7 +2,7 @@
  *
  * Each function is the one of the C library with its name, less "upoll_": it has the same arguments
  * and results, and fails with -1 and the same errno. The fd of a user-level object is an ordinary
- * one, because the kernel has a file descriptor with its number. A call of the C library on that fd
+ * one, because the kernel has it open, too. A call of the C library on that fd
  * does not see the user-level object. All functions accept fds of the kernel.
  *
  * All functions may be called from any thread. A pointer to memory that is not mapped fails with

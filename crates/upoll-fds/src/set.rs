@@ -32,7 +32,7 @@ const UNKNOWN: usize = usize::MAX / 2;
 
 /// A set, and the state of the kernel set behind it.
 #[derive(Debug)]
-pub(crate) struct NumberedSet {
+pub(crate) struct SetWithFd {
     set: Epoll,
     passivity: Passivity,
     rotates: bool,
@@ -42,9 +42,9 @@ pub(crate) struct NumberedSet {
     place: Place,
 }
 
-impl NumberedSet {
+impl SetWithFd {
     pub(crate) fn new(set: Epoll, rotates: bool) -> Self {
-        NumberedSet {
+        SetWithFd {
             set,
             passivity: match rotates {
                 // The kernel knows no rotation.
@@ -63,7 +63,7 @@ impl NumberedSet {
     /// # Errors
     /// As [`adopt`](Self::adopt).
     pub(crate) fn around(set: Epoll, epfd: RawFd, has_members: bool) -> Result<Self, Errno> {
-        let set = NumberedSet {
+        let set = SetWithFd {
             set,
             passivity: Passivity::active(if has_members { UNKNOWN } else { 0 }),
             rotates: false,

@@ -55,7 +55,7 @@ macro_rules! cancellation_points {
     )* };
 }
 
-/// Names of `close(2)`. However it ends the number is closed, and may be another file's.
+/// Names of `close(2)`. However it ends the fd is closed, and may be another file's.
 macro_rules! closes {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", $symbol, "`, a cancellation point")]

@@ -33,7 +33,7 @@ fn close_range_body(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
     const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
-        before_numbers_part();
+        before_fds_part();
     }
     if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
         plain_sets::close_between(first, last);
@@ -43,7 +43,7 @@ fn close_range_body(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 /// Demotes all objects before a thread gets fds of its own (`CLONE_FILES`), because all threads have
 /// the same table. The only thread of a process shares its fds with nobody.
-fn before_numbers_part() {
+fn before_fds_part() {
     if !is_only_thread() {
         settings::serve_nothing_new();
         upoll_fds::demote_all();
@@ -64,7 +64,7 @@ pub(crate) fn is_only_thread() -> bool {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
-        before_numbers_part();
+        before_fds_part();
     }
     give(kernel::call!(SYS_unshare, flags))
 }
@@ -221,7 +221,7 @@ pub(crate) fn duplicate_to(
 ) -> Option<c_long> {
     plain_sets::forget(fd);
     plain_sets::forget(new);
-    let _held = own_fds::hold_numbers(new);
+    let _held = own_fds::hold_fds(new);
     (!is_either_ours(fd, new)).then(by_the_kernel)
 }
 
@@ -229,7 +229,7 @@ fn is_either_ours(fd: c_int, new: c_int) -> bool {
     upoll_fds::is_ours(new) || is_ours(Call::Dup, fd)
 }
 
-/// Begins a copy to the number `new`. A plain set that has that number is left to the kernel: it may keep it.
+/// Begins a copy to the fd `new`. A plain set that has that fd is left to the kernel: it may keep it.
 #[inline]
 fn begin_copy_to(fd: c_int, new: c_int) -> Option<usize> {
     if fd == new {
@@ -239,7 +239,7 @@ fn begin_copy_to(fd: c_int, new: c_int) -> Option<usize> {
     plain_sets::begin_copy(fd)
 }
 
-/// Ends the copy of a plain set to the number of a user-level object: the set is left to the kernel.
+/// Ends the copy of a plain set to the fd of a user-level object: the set is left to the kernel.
 fn abandon(fd: c_int, copy: Option<usize>) {
     if let Some(copy) = copy {
         plain_sets::forget(fd);
@@ -252,7 +252,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
     listed!(NEXT);
 
-    // Where neither number is one that the library knows of, there is nothing to do but this.
+    // Where neither fd is one that the library knows of, there is nothing to do but this.
     let next = NEXT.known();
     let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd);
     let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);
@@ -265,7 +265,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
 #[inline(never)]
 fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     let copy = begin_copy_to(fd, new);
-    let held = own_fds::hold_numbers(new);
+    let held = own_fds::hold_fds(new);
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!(by next, fn(c_int, c_int) -> c_int, (fd, new));
@@ -282,7 +282,7 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
 #[inline(never)]
 fn dup3_body(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let copy = begin_copy_to(fd, new);
-    let held = own_fds::hold_numbers(new);
+    let held = own_fds::hold_fds(new);
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
@@ -503,7 +503,7 @@ fn before_redirection(fd: c_int, new: c_int) {
     }
 }
 
-/// Calls `dup`, which makes `new` refer to the file of `fd`. An own fd at `new` is moved to another number
+/// Calls `dup`, which makes `new` refer to the file of `fd`. An own fd at `new` is moved to another fd
 /// before.
 fn replace(
     fd: c_int,
@@ -516,7 +516,7 @@ fn replace(
     }
     // Even if `new` is free by now: another thread could open an own fd there, and record it after `dup` has
     // replaced it.
-    let _held = own_fds::hold_numbers(new);
+    let _held = own_fds::hold_fds(new);
     if own_fds::is_own(new) {
         kernel::call!(SYS_fcntl, fd, libc::F_GETFD)?;
     }

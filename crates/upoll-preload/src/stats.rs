@@ -145,7 +145,7 @@ pub(crate) fn report() {
     let Some(text) = text() else {
         return;
     };
-    let Some(to) = REPORT.get().map(|file| file.number()) else {
+    let Some(to) = REPORT.get().map(|file| file.fd()) else {
         return;
     };
     if identity(to) == Some(known_identity()) {
@@ -165,7 +165,7 @@ fn open_report(path: &CStr) {
         false => {
             let place = (libc::AT_FDCWD, path.as_ptr());
             match kernel::call!(SYS_openat, place.0, place.1, flags, 0o666) {
-                Ok(fd) => (number(fd), true),
+                Ok(fd) => (to_fd(fd), true),
                 Err(_) => return,
             }
         }
@@ -177,7 +177,7 @@ fn open_report(path: &CStr) {
     let Ok(kept) = kept else {
         return;
     };
-    let Some(found) = identity(kept.number()) else {
+    let Some(found) = identity(kept.fd()) else {
         return;
     };
     for (known, part) in REPORT_IS.iter().zip(found) {
@@ -186,7 +186,7 @@ fn open_report(path: &CStr) {
     let _ = REPORT.set(kept);
 }
 
-fn number(fd: usize) -> i32 {
+fn to_fd(fd: usize) -> i32 {
     i32::try_from(fd).expect("fds are ints")
 }
 

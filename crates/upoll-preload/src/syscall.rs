@@ -61,7 +61,7 @@ unsafe fn syscall_body(
                 result
             }
             _ if is_wait(number) => wait(number, arguments),
-            _ if is_copy_to_number(number) => {
+            _ if is_copy_to_fd(number) => {
                 let in_kernel = || give_word(by_number(number, arguments));
                 files::duplicate_to(a.int(), b.int(), in_kernel)
                     .or_else(|| on_objects(number, arguments))
@@ -84,7 +84,7 @@ fn is_wait(number: c_long) -> bool {
     matches!(number, libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2)
 }
 
-fn is_copy_to_number(number: c_long) -> bool {
+fn is_copy_to_fd(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_dup2 {
         return true;

@@ -570,7 +570,7 @@ impl Epoll {
         self.file.tally.count(|tally| tally.events(ready));
     }
 
-    /// Returns the interests in one open file: the number that each goes by, and what is wanted.
+    /// Returns the interests in one open file: the fd that each goes by, and what is wanted.
     ///
     /// A oneshot interest that has fired asks for no events any more.
     ///
@@ -583,11 +583,7 @@ impl Epoll {
         interests
             .try_reserve_exact(found.len())
             .map_err(|_| Errno::NOMEM)?;
-        interests.extend(
-            found
-                .into_iter()
-                .map(|((), number, interest)| (number, interest)),
-        );
+        interests.extend(found.into_iter().map(|((), fd, interest)| (fd, interest)));
         Ok(interests)
     }
 
@@ -605,17 +601,17 @@ impl Epoll {
         let mut found = Vec::new();
         for item in inner.iter() {
             // SAFETY: the item is registered and the set's lock held.
-            let (address, number, interest) = unsafe {
+            let (address, fd, interest) = unsafe {
                 let item = &*item;
                 (
                     FileId::of(item.file()).addr(),
-                    item.number(),
+                    item.fd(),
                     Event::new(item.interest(), item.data()),
                 )
             };
             if let Some(of) = find(address) {
                 found.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                found.push((of, number, interest));
+                found.push((of, fd, interest));
             }
         }
         Ok(found)

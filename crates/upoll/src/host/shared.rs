@@ -490,7 +490,7 @@ impl ListeningFd {
         }
     }
 
-    /// Whether its number still stands for it. To be asked before each sleep.
+    /// Whether its fd still stands for it. To be asked before each sleep.
     pub(crate) fn is_in_place(&self) -> bool {
         self.set.is_in_place()
     }

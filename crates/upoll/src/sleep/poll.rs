@@ -156,7 +156,7 @@ impl PollCall<'_, '_> {
     }
 }
 
-/// The number of an entry that the kernel ignores, but counts.
+/// The fd of an entry that the kernel ignores, but counts.
 const IGNORED: RawFd = -1;
 
 /// Returns the kernel's entry for an fd.

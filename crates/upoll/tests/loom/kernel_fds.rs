@@ -142,7 +142,7 @@ fn a_thread_hears_of_both_kinds(wait: impl Fn(&EventFd, &Source) + Copy + Send +
 fn a_thread_in_select_learns_of_both_kinds_of_fds() {
     a_thread_hears_of_both_kinds(|counter, source| {
         let mut read = FdSet::from_iter([0, 1]);
-        let resolve = |number| match number {
+        let resolve = |fd| match fd {
             0 => Some(counter.target()),
             _ => Some(source.target()),
         };
