@@ -154,7 +154,7 @@ mod kernel {
 
     /// Orders a thread's store to its record before its reads of words that other threads change.
     #[inline]
-    pub(crate) fn before_a_look() {
+    pub(crate) fn before_check() {
         if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER {
             full_fence();
         }
@@ -259,7 +259,7 @@ mod kernel {
     pub(super) fn return_at_the_end(_: &'static Record) {}
 
     /// A fence only without kernel barriers, as in the library.
-    pub(crate) fn before_a_look() {
+    pub(crate) fn before_check() {
         if broken(Rule::KernelHasBarriers) {
             fence(Ordering::SeqCst);
         }
@@ -277,7 +277,7 @@ mod kernel {
     }
 }
 
-pub(crate) use self::kernel::{before_a_look, see_others};
+pub(crate) use self::kernel::{before_check, see_others};
 use self::kernel::{new_record, return_at_the_end};
 
 /// The thread's own records.
@@ -382,14 +382,14 @@ fn take_record(mine: &Mine) -> &'static Record {
 pub(crate) fn wipe(record: &Record) {
     record.another.store(ptr::null_mut(), Ordering::Release);
     record.entry.store(ptr::null_mut(), Ordering::Release);
-    before_a_look();
+    before_check();
 }
 
 /// Stores an entry in a record. The caller then checks whether the slot still leads there.
 #[inline(always)]
 pub(crate) fn note<T>(place: &AtomicPtr<()>, entry: NonNull<T>) {
     place.store(entry.as_ptr().cast(), Ordering::Relaxed);
-    before_a_look();
+    before_check();
 }
 
 /// Returns the thread's record for a call that begins.

@@ -199,7 +199,7 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
                 return None;
             }
             let bit = left & left.wrapping_neg();
-            let events = look(at * WORD + left.trailing_zeros() as usize)?;
+            let events = ready_events(at * WORD + left.trailing_zeros() as usize)?;
             left &= !bit;
             let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
             for (which, kind) in kinds.into_iter().enumerate() {
@@ -229,7 +229,7 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
 /// Returns the current events of a user-level object. Returns `None` if the fd stands for none, or for
 /// one that must be polled in another way.
 #[inline]
-fn look(fd: usize) -> Option<Events> {
+fn ready_events(fd: usize) -> Option<Events> {
     let fd = RawFd::try_from(fd).ok()?;
     let in_use = table::InUse::begin(fd)?;
     let object = in_use.object();

@@ -128,7 +128,7 @@ impl<'q> PollTable<'q> {
     /// A table that registers nothing: only the readiness is wanted.
     #[must_use]
     #[inline]
-    pub const fn look_only() -> Self {
+    pub const fn without_waiter() -> Self {
         PollTable {
             on_register: None,
             for_item: false,
@@ -649,7 +649,7 @@ impl<'a> FileRef<'a> {
     #[must_use]
     #[inline]
     pub fn ready(self) -> Events {
-        self.poll(&mut PollTable::look_only())
+        self.poll(&mut PollTable::without_waiter())
     }
 
     /// Registers the queues of the object with `table`, and returns the events that are ready now, as

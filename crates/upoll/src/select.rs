@@ -470,7 +470,7 @@ pub fn select_now<'a>(
     let mut found = Bitmaps::new();
     let mut selection = Selection::new(n, [read, write, except], &mut found)?;
     selection.check(&resolve)?;
-    let seen = selection.pass(&resolve, &mut crate::poll::LookOnly);
+    let seen = selection.pass(&resolve, &mut crate::poll::CheckOnly);
     selection.finish();
     Ok(seen.ready)
 }

@@ -20,7 +20,7 @@ use super::{Entry, Slot};
 #[cfg(not(upoll_loom))]
 use crate::hazard;
 use crate::hazard::{
-    Mark, Mine, PATIENCE, Record, before_a_look, is_used, next_record, note, records, see_others,
+    Mark, Mine, PATIENCE, Record, before_check, is_used, next_record, note, records, see_others,
     wait_until_unused, wipe,
 };
 use crate::signals::Section;
@@ -163,7 +163,7 @@ impl InUse {
     ) -> Option<R> {
         let record = self.record;
         record.mark.store(mark.0, Ordering::Relaxed);
-        before_a_look();
+        before_check();
         let is_still = is_still(self.entry());
         wipe(record);
         if record.is_asked.load(Ordering::Relaxed) {

@@ -43,7 +43,7 @@ impl PassOn {
         if !file.is_open() {
             return;
         }
-        let ready = file.object().poll(&mut PollTable::look_only());
+        let ready = file.object().poll(&mut PollTable::without_waiter());
         let key = ready & self.interest & (Events::IN | Events::OUT);
         if key.is_empty() {
             return;
@@ -137,7 +137,7 @@ impl Epoll {
         // SAFETY: the caller found it in the table, and the lock is held.
         unsafe {
             self.set()
-                .look_after_change(&mut inner, item, &mut left, &mut deferred);
+                .poll_changed(&mut inner, item, &mut left, &mut deferred);
         }
         drop(inner);
         if let Some(left) = left {
@@ -221,7 +221,7 @@ impl Epoll {
 
     /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
     /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::look_after_change`]. The caller releases the lock, then finishes what is `left` and
+    /// [`Set::poll_changed`]. The caller releases the lock, then finishes what is `left` and
     /// ends `deferred`. A panic in one of these must not prevent the other.
     #[inline]
     pub(super) fn ctl_locked(
@@ -406,7 +406,7 @@ impl Epoll {
         }
         // It listens, now look.
         // SAFETY: as above.
-        let ready = unsafe { Set::look(node) };
+        let ready = unsafe { Set::poll_item(node) };
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -555,18 +555,18 @@ impl Set {
     /// Whether the second half of a MOD has nothing to do, as is mostly so.
     ///
     /// # Safety
-    /// As [`look_after_change`](Self::look_after_change).
+    /// As [`poll_changed`](Self::poll_changed).
     #[inline]
     pub(super) unsafe fn is_idle_plain(item: &Item) -> bool {
         // SAFETY: the caller's contract.
-        item.state() & state::ROTATING == 0 && unsafe { Self::look(item) }.is_empty()
+        item.state() & state::ROTATING == 0 && unsafe { Self::poll_item(item) }.is_empty()
     }
 
     /// The second half of a MOD, after a full fence.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held.
-    pub(super) unsafe fn look_after_change(
+    pub(super) unsafe fn poll_changed(
         &self,
         inner: &mut Interests,
         item: *const Item,
@@ -576,7 +576,7 @@ impl Set {
         // SAFETY: the caller's contract.
         let node = unsafe { &*item };
         // SAFETY: as above.
-        let ready = unsafe { Self::look(node) };
+        let ready = unsafe { Self::poll_item(node) };
         self.queue_if_ready(inner, item, ready, deferred);
         if ready.is_empty() && node.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.

@@ -216,7 +216,7 @@ impl Set {
             let inner = self.lock();
             let hung_up = inner.iter().any(|item| {
                 // SAFETY: the item is registered, and the set's lock is held.
-                unsafe { Set::look(&*item).intersects(HANG_UP) }
+                unsafe { Set::poll_item(&*item).intersects(HANG_UP) }
             });
             self.hung_up.store(hung_up, Ordering::Relaxed);
         }

@@ -371,7 +371,7 @@ impl EpollBackend {
                 }
                 // The fd of another set's source may be that of another file by now.
                 // SAFETY: as above.
-                if special != Special::Chosen(slot) && unsafe { Set::look(node) }.is_empty() {
+                if special != Special::Chosen(slot) && unsafe { Set::poll_item(node) }.is_empty() {
                     return false;
                 }
                 if let Some(rotating) = below {
