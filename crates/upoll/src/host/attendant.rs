@@ -34,7 +34,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, Held, PollTable, Pollable};
 use crate::memory::{SharedBox, boxed};
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, nap};
 use crate::wait::WaitQueue;
 
 /// That of the process which has last registered something, never freed. A child that finds its parent's replaces it, and
@@ -191,7 +191,7 @@ impl Attendant {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => {
                     // The kernel set was lost. Without an fd for another one this is a loop.
-                    kernel::sleep_a_millisecond();
+                    nap();
                     self.set.is_lost_after_failure();
                 }
             }

@@ -586,16 +586,6 @@ pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
     unsafe { libc::munmap(place.as_ptr().cast(), size) };
 }
 
-/// Sleeps. A signal may end that early.
-pub(super) fn sleep_a_millisecond() {
-    let time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    // SAFETY: the time is live.
-    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
-}
-
 /// Returns the milliseconds of a clock that takes no system call and is not the finest.
 pub(super) fn coarse_milliseconds() -> u32 {
     static UNKNOWN: AtomicU32 = AtomicU32::new(0);

@@ -220,11 +220,6 @@ pub(crate) fn most_fds() -> libc::rlim64_t {
     MOST.cast_unsigned().into()
 }
 
-/// Yields to other threads.
-pub(super) fn sleep_a_millisecond() {
-    loom::thread::yield_now();
-}
-
 /// `F_DUPFD_CLOEXEC`: a new fd for the same open file, out of the way.
 pub(super) fn duplicate_high(fd: RawFd) -> Result<RawFd, Errno> {
     fd_out_of_the_way(Used::of(fd)?)

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::os::fd::RawFd;
 use std::ptr;
 #[cfg(not(upoll_loom))]
-use std::{hint, sync::Mutex};
+use std::sync::Mutex;
 
 #[cfg(upoll_loom)]
-use loom::{hint, sync::Mutex};
+use loom::sync::Mutex;
 
 use super::is_protected;
 use super::seal::Seal;
@@ -16,7 +16,9 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::kernel;
 use crate::memory::boxed;
-use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
+use crate::sync::{
+    AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Backoff, Ordering, statics, this_thread,
+};
 
 use upoll_sys::signals::{self, AlternateStack};
 use upoll_sys::syscall;
@@ -249,26 +251,17 @@ fn is_recorded(fd: RawFd) -> bool {
 /// program's.
 fn settled_entry(fd: RawFd) -> Option<&'static Entry> {
     let mut entry = entry_at(fd)?;
-    let mut turns = 0;
-    while entry.fd() != fd && turns < MOST_TURNS {
-        wait_a_turn(turns);
-        turns += 1;
+    let mut backoff = Backoff::new();
+    while entry.fd() != fd && backoff.waits() < MOST_WAITS {
+        backoff.wait();
         entry = entry_at(fd)?;
     }
     Some(entry)
 }
 
-/// About a second. The thread that is waited for may be the one that waits, if this is a signal handler.
-const MOST_TURNS: u32 = 1100;
-
-/// Waits for another thread that is in the midst of a few instructions and a system call.
-#[cold]
-pub(super) fn wait_a_turn(turns: u32) {
-    match turns < 100 {
-        true => hint::spin_loop(),
-        false => kernel::sleep_a_millisecond(),
-    }
-}
+/// About a second, for another thread that is in the midst of a few instructions and a system call. The thread that is
+/// waited for may be the one that waits, if this is a signal handler.
+const MOST_WAITS: u32 = 1100;
 
 /// Keeps other threads from opening own fds, and from putting files of the program's in their place,
 /// until it is dropped.
@@ -343,7 +336,7 @@ pub(in crate::host) fn hold_protected_fds() -> Option<FdsHeld> {
         return None;
     }
     let me = holder();
-    let (mut turns, mut last) = (0, 0);
+    let (mut backoff, mut last) = (Backoff::new(), 0);
     loop {
         let mut taken = HOLDER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
         if let Err(other) = taken {
@@ -352,7 +345,7 @@ pub(in crate::host) fn hold_protected_fds() -> Option<FdsHeld> {
                 Some(false) => return None,
                 Some(true) => true,
                 // The other one has left, or waits in the kernel.
-                None => turns >= MOST_TURNS && other == last,
+                None => backoff.waits() >= MOST_WAITS && other == last,
             };
             if is_over {
                 // From now on that one holds nothing.
@@ -364,9 +357,10 @@ pub(in crate::host) fn hold_protected_fds() -> Option<FdsHeld> {
         }
         // Each other holder has a time of its own.
         let now = taken.err().unwrap_or(0);
-        turns = if now == last { turns + 1 } else { 0 };
-        last = now;
-        wait_a_turn(turns);
+        if now != last {
+            (backoff, last) = (Backoff::new(), now);
+        }
+        backoff.wait();
     }
 }
 
@@ -413,7 +407,8 @@ pub(super) fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
 /// # Errors
 /// Those of `replace`. `EBUSY`: there is no other fd for the own one, or it is just being closed.
 pub fn replace<R>(fd: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-    for turns in 0..MOST_TURNS {
+    let mut backoff = Backoff::new();
+    while backoff.waits() < MOST_WAITS {
         let Some(entry) = entry_at(fd) else {
             return replace();
         };
@@ -433,7 +428,7 @@ pub fn replace<R>(fd: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Resu
             }
         }
         // Another thread is in the midst of closing or replacing it.
-        wait_a_turn(turns);
+        backoff.wait();
     }
     Err(Errno::BUSY)
 }

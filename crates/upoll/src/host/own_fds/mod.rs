@@ -32,7 +32,7 @@ pub(super) use self::entries::close_inherited;
 pub(super) use self::entries::hold_protected_fds;
 pub(super) use self::entries::is_set_or_seal;
 use self::entries::{
-    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record, wait_a_turn,
+    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
 };
 pub use self::entries::{FdsHeld, hold_fds, is_own, may_be_own, may_take, next_own, replace};
 use self::seal::Seal;
@@ -41,7 +41,7 @@ use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::memory::SharedBox;
-use crate::sync::{AtomicBool, AtomicU32, Ordering, statics};
+use crate::sync::{AtomicBool, AtomicU32, Backoff, Ordering, statics};
 
 /// How long a check of a seal's fd is good for, except where a file is closed or a wake sent. A use of
 /// a set's fd in between meets a file of the program's only if that is a set, and has what is under the
@@ -58,7 +58,7 @@ const LONGEST_SLEEP: libc::timespec = libc::timespec {
 
 /// How long a new set waits for a check of another thread, which is two system calls. A signal handler waits in vain for the
 /// thread that it has interrupted.
-const TURNS_OF_A_CHECK: u32 = 150;
+const WAITS_FOR_A_CHECK: u32 = 150;
 
 statics! {
     static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
@@ -282,11 +282,12 @@ impl OwnFd {
             };
             let mut added = change(Op::Add, under);
             // Another thread may check a lost set of that fd at this moment, and takes the seal out again.
-            for turns in 0..TURNS_OF_A_CHECK {
+            let mut backoff = Backoff::new();
+            while backoff.waits() < WAITS_FOR_A_CHECK {
                 if added != Err(Errno::EXIST) || is_adopted || is_protected() {
                     break;
                 }
-                wait_a_turn(turns);
+                backoff.wait();
                 added = change(Op::Add, under);
             }
             if is_protected() && seal.fd() != under {
