@@ -40,6 +40,7 @@
 
 mod cancel;
 mod cancellation_points;
+mod demoting_calls;
 mod files;
 mod handlers;
 mod heap;
