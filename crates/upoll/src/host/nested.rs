@@ -189,9 +189,25 @@ impl EpollBackend {
                 register(Op::Mod, linked.fd, Special::Nested(first))?;
             }
         }
-        let Some(rotation) = &below.rotation else {
-            return Ok(());
-        };
+        match &below.rotation {
+            Some(rotation) => {
+                self.watch_source(nesting, interests, &mut links, at, rotation, renew)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Watches the source of a rotating set, whose link is at `at`.
+    fn watch_source(
+        &self,
+        nesting: &SleepSet,
+        interests: &Interests,
+        links: &mut Links,
+        at: usize,
+        rotation: &Rotation,
+        renew: Renew,
+    ) -> Result<(), Errno> {
+        let link = &mut links.0[at];
         let mut before = None;
         if link.source.is_some() && renew == Renew::Source {
             before = link.source.take();
@@ -200,17 +216,17 @@ impl EpollBackend {
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
             let fd = rotation.fd();
-            let more = others_are_woken_for(interests, &links, at, fd);
+            let more = others_are_woken_for(interests, links, at, fd);
             let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
             if let (Err(_), Some(_), Some(fd)) = (&watched, more, fd) {
                 // The registration of the others made room for this one.
-                self.watch_again(nesting, interests, &mut links, fd);
+                self.watch_again(nesting, interests, links, fd);
             }
             links.0[at].source = watched?;
         }
         let link = &links.0[at];
         if let Some(before) = before.filter(|_| link.source.is_none()) {
-            self.watch_again(nesting, interests, &mut links, before);
+            self.watch_again(nesting, interests, links, before);
         }
         Ok(())
     }
