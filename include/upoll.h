@@ -131,7 +131,7 @@ int upoll_epoll_pwait(int epfd, struct epoll_event *events, int maxevents, int t
 int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 		       const struct timespec *timeout, const sigset_t *sigmask);
 
-/* Opens a descriptor of the kernel's that is readable (POLLIN) while the set has something to report: for
+/* Opens a kernel fd that is readable (POLLIN) while the set has something to report: for
  * poll, epoll_wait and main loops that know nothing of this library. Call upoll_epoll_wait then, until it
  * returns fewer events than there is room for. The caller closes the descriptor, whatever becomes of the set,
  * and does nothing with it but watch it. EBADF: epfd is not open. EINVAL: epfd is no set. EMFILE, ENFILE,

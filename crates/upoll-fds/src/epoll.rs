@@ -439,7 +439,7 @@ unsafe fn wait_further(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Res
     }
 }
 
-/// A wait that is over at once, in a set that is served here: something is ready, or it is not to last.
+/// A wait that is over at once, in a user-level set: something is ready, or it is not to last.
 /// None if it is another one.
 ///
 /// # Safety
@@ -491,7 +491,7 @@ unsafe fn harvest_at_once(
     (found != Ok(0) || !lasts).then_some(found)
 }
 
-/// A wait that may sleep, in a set with an fd of ours.
+/// A wait that may sleep, in a user-level set.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -608,16 +608,16 @@ enum Look {
     Not(Errno),
 }
 
-/// The outcome of a wait in a set of ours.
+/// The outcome of a wait in a user-level set.
 enum Waited {
     Found(usize),
-    /// The fd stands for nothing of ours.
+    /// The fd stands for no user-level object.
     InTheKernels,
     /// The set is passive: no thread could make it active, for this reason.
     Not(Errno),
 }
 
-/// Waits in a set of ours.
+/// Waits in a user-level set.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].

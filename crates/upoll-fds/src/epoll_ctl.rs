@@ -101,7 +101,7 @@ fn ctl_otherwise(
         (Object::Epoll(set), Some(object), Some(Op::Add)) => {
             add_object(set, epfd, object, [fd, fd], interest)
         }
-        // The kernel set has none of ours in it, and has the same to say.
+        // The kernel set has no user-level member, and returns the same.
         (Object::Epoll(set), Some(object), Some(op)) => set
             .ctl_passive(Some(op), by_the_kernel)
             .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
@@ -116,7 +116,7 @@ fn ctl_otherwise(
 }
 
 /// The end of a change that failed. If it was for want of memory, or of fds, which the set needs to have
-/// members of ours beside the kernel's, it does without this one. Or the kernel serves the whole set from now on.
+/// user-level members beside the kernel's, it does without this one. Or the kernel serves the whole set from now on.
 #[cold]
 #[inline(never)]
 fn ctl_without_descriptors(
@@ -166,7 +166,7 @@ fn ctl_object(
     set.as_epoll().ctl(op, target, interest.event())
 }
 
-/// Whether adding an object needs nothing of the set but that it is served here.
+/// Whether adding an object needs nothing of the set but that it is active.
 #[inline]
 pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     match object {
@@ -179,7 +179,7 @@ pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
 /// Adds the object that `fd` stands for, under `key`, an fd that was closed.
 ///
 /// # Errors
-/// `EBADF`: `epfd` or `fd` stands for no object of ours, or is being changed. Else as [`epoll_ctl`].
+/// `EBADF`: `epfd` or `fd` stands for no user-level object, or is being changed. Else as [`epoll_ctl`].
 pub(crate) fn add_under(
     epfd: RawFd,
     fd: RawFd,
@@ -195,7 +195,7 @@ pub(crate) fn add_under(
     }
 }
 
-/// An object of ours in a set of ours, which has to be served here for that. It is added under `key`.
+/// Adds a user-level object under `key` to a user-level set, which becomes active for that.
 #[inline(never)]
 fn add_object(
     set: &SetWithFd,
@@ -221,7 +221,7 @@ fn add_object(
     ctl_object(set, Op::Add, object, key, interest)
 }
 
-/// A change of a kernel's descriptor in a set of ours.
+/// A change of a kernel fd in a user-level set.
 #[inline(never)]
 fn ctl_kernel(
     set: &SetWithFd,

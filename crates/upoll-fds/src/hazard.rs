@@ -447,13 +447,13 @@ impl Mark {
     }
 }
 
-/// Returns whether no other thread has this mark. If `patiently`, waits a while for that.
-pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
+/// Returns whether no other thread has this mark. If `waits`, waits a while for that.
+pub(crate) fn wait_until_unmarked(mark: Mark, waits: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));
     others.all(|record| {
         let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
-        let tries = if patiently { PATIENCE } else { 0 };
+        let tries = if waits { MOST_TRIES } else { 0 };
         let mut waiting = Backoff::new();
         for _ in 0..tries {
             if !is_marked() {
@@ -467,13 +467,13 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 
 /// How often to wait for a call before it counts as a long one: about two milliseconds.
 #[cfg(not(upoll_loom))]
-pub(crate) const PATIENCE: usize = Backoff::SHORT + 5;
+pub(crate) const MOST_TRIES: usize = Backoff::SHORT + 5;
 #[cfg(upoll_loom)]
-pub(crate) const PATIENCE: usize = 0;
+pub(crate) const MOST_TRIES: usize = 0;
 
 /// The same for a caller that cannot leave the entry to the call: five seconds, because the last
 /// waits take a millisecond each.
-pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
+pub(crate) const MORE_TRIES: usize = MOST_TRIES + 5000;
 
 /// Waits until no call uses `entry`, which no slot leads to any more.
 ///

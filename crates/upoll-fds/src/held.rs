@@ -125,7 +125,7 @@ impl Held {
         }
         entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        hazard::wait_until_all_unused(&entries, hazard::MORE_PATIENCE, |entry| {
+        hazard::wait_until_all_unused(&entries, hazard::MORE_TRIES, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });

@@ -15,7 +15,7 @@ macro_rules! call {
     };
 }
 
-/// The same for a call that may sleep in the midst of one of ours.
+/// The same for a call that may sleep in the midst of one of this library's.
 macro_rules! interruptible {
     ($number:ident $(, $argument:expr)* $(,)?) => {
         ::upoll_sys::interruptible!($number $(, $argument)*).map_err(::upoll::Errno::from_raw)

@@ -371,7 +371,7 @@ unsafe fn poll_once(
     }
 }
 
-/// Whether `fd` still stands for `object`, or for none of ours if that is `None`. Linux looks every fd up
+/// Whether `fd` still stands for `object`, or for no user-level object if that is `None`. Linux looks every fd up
 /// again each time it checks the list, so one that was closed or replaced meanwhile is not the file that
 /// the call began to wait for.
 pub(crate) fn is_same(fd: RawFd, object: Option<&Object>) -> bool {

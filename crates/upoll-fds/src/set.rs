@@ -236,7 +236,7 @@ fn wake_data() -> u64 {
 /// How often to wait for a thread that does not leave the kernel set. If it is in a signal handler,
 /// its wait ends after that anyway. If a busy machine does not let it run, it must not be abandoned:
 /// it would go on to wait for events that the kernel set does not have. So the limit is seconds.
-const PATIENCE: usize = 3000;
+const MOST_TRIES: usize = 3000;
 
 /// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.
 struct Interruption {
@@ -275,8 +275,8 @@ impl Interruption {
         // Takes no memory.
         self.change(Op::Mod, Events::OUT)?;
         let mut tries = 0;
-        // The first round is patient.
-        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < PATIENCE {
+        // The first round waits.
+        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < MOST_TRIES {
             tries += 1;
             nap();
         }

@@ -206,7 +206,7 @@ pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
-/// Returns whether calls on the fd are served here. Calls on a set without user-level members are
+/// Returns whether calls on the fd are served in user space. Calls on a set without user-level members are
 /// the kernel's.
 pub fn is_served_here(fd: RawFd) -> bool {
     let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
@@ -398,7 +398,7 @@ pub(crate) fn alone(fd: RawFd) -> Option<&'static Object> {
     slot(fd).and_then(Slot::alone)
 }
 
-/// In the child of a fork: has an fd stand for the object of `entry`, or for nothing of ours, without
+/// In the child of a fork: has an fd stand for the object of `entry`, or for no user-level object, without
 /// releasing what it stood for.
 pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
     if let Some(slot) = slot(fd) {

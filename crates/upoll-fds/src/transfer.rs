@@ -273,7 +273,7 @@ fn send_buffer(fd: RawFd) -> Option<i32> {
     asked.is_ok().then_some(bytes)
 }
 
-/// Sets the send buffer of the kernel's socket to the size of ours.
+/// Sets the send buffer of the kernel's socket to the size of the user-level one's.
 fn set_send_buffer(fd: RawFd, bytes: usize) {
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
     if send_buffer(fd).is_some_and(|now| now != wanted) {

@@ -161,7 +161,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
     }
 }
 
-/// Makes a user-level pipe. None if none is to be served here.
+/// Makes a user-level pipe. None if pipes are left to the kernel.
 ///
 /// # Safety
 /// As `pipe2`.

@@ -13,7 +13,7 @@ fn length(count: nfds_t) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// A call counts as served here if one of its descriptors is.
+/// A call counts as served in user space if one of its fds is user-level.
 unsafe fn count_poll(fds: *const pollfd, count: usize) {
     if !stats::is_on() {
         return;

@@ -217,7 +217,7 @@ impl Viewer for CheckOnly {
 }
 
 /// Looks at every user-level object once and fills in the `revents` of all entries; those of the
-/// kernel's descriptors show nothing (`do_pollfd`).
+/// kernel fds show nothing (`do_pollfd`).
 #[inline]
 pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
     let mut seen = Seen::default();

@@ -7,9 +7,9 @@
 )]
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
-    /// Of a walk through nested sets.
+    /// A step of a walk through nested sets.
     Walk,
-    /// Of a poll of a set from above.
+    /// A step of a poll of a set from above.
     Poll,
     /// A call of an entry by a wakeup.
     Call,

@@ -87,10 +87,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 13] {
     };
     [
         ("single calls on one thread", calls(calls::COMPARISONS)),
-        (
-            "the same over descriptors of the kernel",
-            calls(descriptors::COMPARISONS),
-        ),
+        ("the same over kernel fds", calls(descriptors::COMPARISONS)),
         (
             "a thread wakes another, on its CPU and on another",
             wakes::NAMES.to_vec(),

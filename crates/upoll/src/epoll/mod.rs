@@ -507,7 +507,7 @@ impl Epoll {
     ///
     /// With 0 each event is another worker's. So it is with sources and workers whose interests are edge-triggered or oneshot,
     /// and with sources that are watched for more than `IN` and `OUT`. The default is 4. More than 512 count as 512. Workers of a source
-    /// that is a user-level object hand over after each event, whatever the slack.
+    /// that is a user-level object take turns after each event, whatever the slack.
     ///
     /// # Errors
     /// `EINVAL`: the set does not rotate.

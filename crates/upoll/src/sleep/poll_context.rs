@@ -46,7 +46,7 @@ use crate::target::Target;
 /// there were no context. The memory of a closed object stays until the next call, whose list
 /// cannot have it any more, [`clear`](Self::clear), or the context's drop.
 ///
-/// # Descriptors of the kernel
+/// # Kernel fds
 /// A [`Descriptor`](crate::Descriptor) is registered in a set of the kernel's that the context
 /// owns, and a call takes the ready ones from there in one system call. So a thousand idle ones cost
 /// as much as one. A bare fd may mean another file by the next call without notice, so

@@ -475,7 +475,7 @@ fn ask_once(
     asked.map(|_| ready)
 }
 
-/// Nothing but the kernel's descriptors, or nothing at all, is waited for, by the wall clock.
+/// Nothing but kernel fds, or nothing at all, is waited for, by the wall clock.
 fn wait_for_kernel(
     call: &mut impl Call,
     deadline: Deadline,

@@ -163,7 +163,7 @@ impl WaitQueue {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
                 claims: 0,
-                floor: 0,
+                baseline: 0,
             }),
         }
     }
