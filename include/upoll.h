@@ -2,7 +2,7 @@
  *
  * Each function is the one of the C library with its name, less "upoll_": it has the same arguments
  * and results, and fails with -1 and the same errno. The fd of a user-level object is an ordinary
- * one, because the kernel has a file descriptor with its number. A call of the C library on that fd
+ * one, because the kernel has it open, too. A call of the C library on that fd
  * does not see the user-level object. All functions accept fds of the kernel.
  *
  * All functions may be called from any thread. A pointer to memory that is not mapped fails with
@@ -131,7 +131,7 @@ int upoll_epoll_pwait(int epfd, struct epoll_event *events, int maxevents, int t
 int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 		       const struct timespec *timeout, const sigset_t *sigmask);
 
-/* Opens a descriptor of the kernel's that is readable (POLLIN) while the set has something to report: for
+/* Opens a kernel fd that is readable (POLLIN) while the set has something to report: for
  * poll, epoll_wait and main loops that know nothing of this library. Call upoll_epoll_wait then, until it
  * returns fewer events than there is room for. The caller closes the descriptor, whatever becomes of the set,
  * and does nothing with it but watch it. EBADF: epfd is not open. EINVAL: epfd is no set. EMFILE, ENFILE,

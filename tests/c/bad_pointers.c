@@ -8,7 +8,7 @@ int main(void)
 {
 	char *bad = nowhere();
 	uint64_t value = 1;
-	int fds[2], number, fd = eventfd(1, EFD_NONBLOCK), epfd = epoll_create1(0);
+	int fds[2], lowest, fd = eventfd(1, EFD_NONBLOCK), epfd = epoll_create1(0);
 	struct epoll_event event = {EPOLLIN, {0}};
 	struct iovec list[2] = {{bad, 8}, {bad, 8}};
 	struct pollfd entry = {fd, POLLIN, 0};
@@ -61,10 +61,10 @@ int main(void)
 	CHECK(read(fds[0], &value, 8) == 1);
 	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
 	/* The fds are free again if they could not be stored. */
-	number = dup(0);
-	CHECK(close(number) == 0);
+	lowest = dup(0);
+	CHECK(close(lowest) == 0);
 	FAILS(pipe((int *)bad), EFAULT);
 	FAILS(socketpair(AF_UNIX, SOCK_STREAM, 0, (int *)bad), EFAULT);
-	CHECK(dup(0) == number);
+	CHECK(dup(0) == lowest);
 	return 0;
 }

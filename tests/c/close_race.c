@@ -2,7 +2,7 @@
  * all results are those of an open or a closed fd. */
 #include "check.h"
 
-enum { NUMBERS = 4, ROUNDS = 20000, THREADS = 4 };
+enum { FDS = 4, ROUNDS = 20000, THREADS = 4 };
 
 static int base;
 
@@ -13,7 +13,7 @@ static void *storms(void *seed)
 	for (round = 0; round < ROUNDS; round++) {
 		uint64_t value = 1;
 		struct pollfd entry;
-		int fd = base + rand_r(&state) % NUMBERS, other = base + rand_r(&state) % NUMBERS;
+		int fd = base + rand_r(&state) % FDS, other = base + rand_r(&state) % FDS;
 		ssize_t result = 0;
 		errno = 0;
 		switch (rand_r(&state) % 7) {
@@ -33,7 +33,7 @@ static void *storms(void *seed)
 		case 4:
 			result = eventfd(0, EFD_NONBLOCK);
 			/* Another fd may have been closed meanwhile; keep to the test's own. */
-			if (result >= base + NUMBERS)
+			if (result >= base + FDS)
 				CHECK(close((int)result) == 0);
 			result = 0;
 			break;
@@ -59,14 +59,14 @@ int main(void)
 	int at, kept;
 	CHECK(close_range(3, ~0U, 0) == 0);
 	base = eventfd(0, EFD_NONBLOCK);
-	for (at = 1; at < NUMBERS; at++)
+	for (at = 1; at < FDS; at++)
 		CHECK(eventfd(0, EFD_NONBLOCK) == base + at);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_create(&threads[at], NULL, storms, (void *)(uintptr_t)(at + 1)) == 0);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_join(threads[at], NULL) == 0);
 	/* No other fd is left open. */
-	for (at = 0; at < NUMBERS; at++)
+	for (at = 0; at < FDS; at++)
 		close(base + at);
 	kept = dup(0);
 	CHECK(kept == base);

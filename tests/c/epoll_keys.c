@@ -6,7 +6,7 @@ static void watches(int first)
 {
 	struct epoll_event events[4];
 	uint64_t value;
-	int epfd = epoll_create1(0), copy = dup(first), number;
+	int epfd = epoll_create1(0), copy = dup(first), again;
 	CHECK(copy >= 0);
 	CHECK(add(epfd, first, EPOLLIN, 1) == 0);
 	CHECK(add(epfd, copy, EPOLLIN, 2) == 0);
@@ -16,14 +16,14 @@ static void watches(int first)
 	CHECK(close(copy) == 0);
 	CHECK(epoll_wait(epfd, events, 4, 0) == 2);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, copy, NULL), EBADF);
-	number = eventfd(1, 0);
-	CHECK(number == copy);
-	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, number, NULL), ENOENT);
-	CHECK(add(epfd, number, EPOLLIN, 4) == 0);
+	again = eventfd(1, 0);
+	CHECK(again == copy);
+	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, again, NULL), ENOENT);
+	CHECK(add(epfd, again, EPOLLIN, 4) == 0);
 	CHECK(epoll_wait(epfd, events, 4, 0) == 3);
 	CHECK(eventfd_read(first, &value) == 0);
 	CHECK(epoll_wait(epfd, events, 4, 0) == 1 && events[0].data.u64 == 4);
-	CHECK(close(number) == 0);
+	CHECK(close(again) == 0);
 	CHECK(epoll_wait(epfd, events, 4, 0) == 0);
 	CHECK(eventfd_write(first, 1) == 0);
 	CHECK(close(first) == 0);

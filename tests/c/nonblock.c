@@ -1,4 +1,4 @@
-/* O_NONBLOCK belongs to the open file: all its numbers share it, and FIONBIO sets it too. */
+/* O_NONBLOCK belongs to the open file: all its fds share it, and FIONBIO sets it too. */
 #include "check.h"
 
 static void shared(int fd)

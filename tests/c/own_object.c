@@ -18,14 +18,14 @@ static void mailbox_release(void *context)
 }
 
 static struct mailbox mailbox;
-static int number;
+static int object;
 
 static void *delivers(void *unused)
 {
 	(void)unused;
 	sleep_ms(50);
 	__atomic_store_n(&mailbox.ready, EPOLLIN, __ATOMIC_SEQ_CST);
-	CHECK(upoll_object_wake(number, EPOLLIN) == 0);
+	CHECK(upoll_object_wake(object, EPOLLIN) == 0);
 	return NULL;
 }
 #endif
@@ -43,25 +43,25 @@ int main(void)
 	int epfd = epoll_create1(0), copy;
 	FAILS(upoll_object_create(NULL, NULL, 0), EFAULT);
 	FAILS(upoll_object_create(&ops, NULL, 1), EINVAL);
-	number = upoll_object_create(&ops, &mailbox, O_CLOEXEC);
-	CHECK(number >= 0 && fcntl(number, F_GETFD) == FD_CLOEXEC);
+	object = upoll_object_create(&ops, &mailbox, O_CLOEXEC);
+	CHECK(object >= 0 && fcntl(object, F_GETFD) == FD_CLOEXEC);
 	FAILS(upoll_object_wake(epfd, 0), EINVAL);
 	FAILS(upoll_object_wake(900, 0), EBADF);
-	CHECK(add(epfd, number, EPOLLIN | EPOLLET, 3) == 0);
+	CHECK(add(epfd, object, EPOLLIN | EPOLLET, 3) == 0);
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 0);
 	CHECK(pthread_create(&thread, NULL, delivers, NULL) == 0);
 	CHECK(epoll_wait(epfd, &event, 1, -1) == 1 && event.data.u64 == 3);
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 0);
-	entry.fd = number;
+	entry.fd = object;
 	entry.events = POLLIN | POLLOUT;
 	CHECK(poll(&entry, 1, 0) == 1 && entry.revents == POLLIN);
 	FD_ZERO(&in);
-	FD_SET(number, &in);
-	CHECK(select(number + 1, &in, NULL, NULL, NULL) == 1);
-	FAILS(read(number, &event, 8), EINVAL);
-	copy = dup(number);
-	CHECK(close(number) == 0 && mailbox.released == 0);
+	FD_SET(object, &in);
+	CHECK(select(object + 1, &in, NULL, NULL, NULL) == 1);
+	FAILS(read(object, &event, 8), EINVAL);
+	copy = dup(object);
+	CHECK(close(object) == 0 && mailbox.released == 0);
 	CHECK(close(copy) == 0 && mailbox.released == 1);
 	return 0;
 #endif

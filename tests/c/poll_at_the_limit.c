@@ -3,7 +3,7 @@
 #include "check.h"
 #include <sys/resource.h>
 
-enum { NUMBERS = 60 };
+enum { FDS = 60 };
 
 struct wait {
 	int counter, socket, is_other, has_waited;
@@ -70,7 +70,7 @@ static void *waits(void *argument)
 static void at_the_limit(int (*by)(struct wait *, int), int is_other)
 {
 	struct wait wait = {eventfd(0, 0), -1, is_other, 0, by};
-	int used[NUMBERS], count = 0, sockets[2];
+	int used[FDS], count = 0, sockets[2];
 	uint64_t value;
 	char byte;
 	pthread_t thread;
@@ -105,7 +105,7 @@ int main(void)
 	alarm(200);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 	/* The hard limit stays, because valgrind does not allow a change. */
-	limit.rlim_cur = NUMBERS;
+	limit.rlim_cur = FDS;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	for (at = 0; at < sizeof all / sizeof *all; at++) {
 		at_the_limit(all[at], 0);

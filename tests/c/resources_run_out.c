@@ -12,8 +12,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { NUMBERS = 120, FILLERS = 200 };
-enum kind { NONE, NO_NUMBER, NO_FILE, NO_MEMORY };
+enum { FDS = 120, FILLERS = 200 };
+enum kind { NONE, NO_FD, NO_FILE, NO_MEMORY };
 
 static struct {
 	int counter, copy, ends[2], pair[2], listener, user, mixed, outer, rotating;
@@ -27,7 +27,7 @@ static int made(int result, enum kind kind)
 	if (result >= 0)
 		return 1;
 	CHECK(kind != NONE && can_fail);
-	CHECK(kind == NO_NUMBER ? errno == EMFILE : kind == NO_FILE ? errno == ENFILE : errno == ENOMEM);
+	CHECK(kind == NO_FD ? errno == EMFILE : kind == NO_FILE ? errno == ENFILE : errno == ENOMEM);
 	return 0;
 }
 
@@ -78,7 +78,7 @@ static int added(int epfd, int one, uint64_t data, int other, uint64_t other_dat
 	/* The test needs the preload: the kernel alone does not pass it. */
 	CHECK(getenv("LD_PRELOAD") != NULL);
 #endif
-	CHECK(kind == NO_NUMBER ? errno == EMFILE : kind == NO_FILE ? errno == ENFILE : errno == ENOMEM);
+	CHECK(kind == NO_FD ? errno == EMFILE : kind == NO_FILE ? errno == ENFILE : errno == ENOMEM);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, is_one ? other : one, NULL), ENOENT);
 	CHECK(!is_one || epoll_ctl(epfd, EPOLL_CTL_DEL, one, NULL) == 0);
 	return 0;
@@ -133,7 +133,7 @@ static int selects(enum kind kind)
 	FD_SET(all.counter, &set);
 	FD_SET(all.listener, &set);
 	FD_SET(all.outer, &set);
-	CHECK(select(NUMBERS, &set, NULL, NULL, &moment) == 0);
+	CHECK(select(FDS, &set, NULL, NULL, &moment) == 0);
 	return 1;
 }
 static int tells(enum kind kind)
@@ -213,7 +213,7 @@ enum { STEPS = sizeof steps / sizeof *steps };
 static int open_now(void)
 {
 	int fd, count = 0;
-	for (fd = 0; fd < NUMBERS; fd++)
+	for (fd = 0; fd < FDS; fd++)
 		count += fcntl(fd, F_GETFD) >= 0;
 	return count;
 }
@@ -235,14 +235,14 @@ static void empty(void)
 		CHECK(close(fillers[--filled]) == 0);
 }
 
-static void run_out_of_numbers(int at, int spare)
+static void run_out_of_fds(int at, int spare)
 {
 	int step;
 	for (step = 0; step < STEPS; step++) {
 		if (step == at) {
 			fill(spare);
 			can_fail = spare < steps[step].makes;
-			if (!steps[step].run(NO_NUMBER)) {
+			if (!steps[step].run(NO_FD)) {
 				empty();
 				CHECK(steps[step].run(NONE));
 			}
@@ -322,19 +322,19 @@ int main(void)
 	CHECK(bind(all.listener, (void *)&(struct sockaddr){.sa_family = AF_UNIX}, 2) == 0);
 	CHECK(listen(all.listener, 1) == 0);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	limit.rlim_cur = NUMBERS;
+	limit.rlim_cur = FDS;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 #ifndef __SANITIZE_ADDRESS__
 	/* The sanitizer itself needs memory. */
 	in_a_child(NO_MEMORY);
 #endif
 	in_a_child(NO_FILE);
-	run_out_of_numbers(STEPS, 0);
-	run_out_of_numbers(STEPS, 0);
+	run_out_of_fds(STEPS, 0);
+	run_out_of_fds(STEPS, 0);
 	before = open_now();
 	for (at = 0; at < STEPS; at++) {
 		for (spare = 0; spare < 4; spare++) {
-			run_out_of_numbers(at, spare);
+			run_out_of_fds(at, spare);
 			CHECK(open_now() <= before);
 		}
 	}

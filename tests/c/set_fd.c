@@ -1,4 +1,4 @@
-/* upoll_epoll_fd: a descriptor of the kernel's shows what a set has. The kernel's own set shows it by its own
+/* upoll_epoll_fd: a kernel fd shows what a set has. The kernel's own set shows it by its own
  * descriptor. The calls that watch it are those of the C library. */
 #include "check.h"
 #include <sys/wait.h>

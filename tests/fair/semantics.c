@@ -332,11 +332,11 @@ static void nested(int is_waited_for)
 	close(fd);
 }
 
-static void numbers(void)
+static void fds(void)
 {
 	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), copy, client, pipes[2];
 
-	printf("numbers\n");
+	printf("fds\n");
 	copy = dup(fd);
 	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
 	settle(set);
@@ -346,7 +346,7 @@ static void numbers(void)
 	accept_one(copy);
 	say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
 	settle(set);
-	say("the number", pipe2(pipes, O_CLOEXEC) == 0 && pipes[0] == fd);
+	say("the fd", pipe2(pipes, O_CLOEXEC) == 0 && pipes[0] == fd);
 	say("add the pipe", control(set, EPOLL_CTL_ADD, pipes[0], EPOLLIN, 2));
 	settle(set);
 	say("write", write(pipes[1], "x", 1));
@@ -358,7 +358,7 @@ static void numbers(void)
 	close(pipes[1]);
 	close(set);
 
-	/* The same with a number that gets another file. */
+	/* The same with an fd that gets another file. */
 	fd = listen_at(AF_INET);
 	set = epoll_create1(EPOLL_CLOEXEC);
 	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
@@ -766,7 +766,7 @@ static void pointers(void)
 	SELECT("set that cannot be written", fd + 1, constant, NULL, NULL);
 	mprotect(pages + 2 * 4096, 4096, PROT_NONE);
 	SELECT("set that cannot be read any more", fd + 1, constant, NULL, NULL);
-	SELECT("wrong number", -1, &read, NULL, NULL);
+	SELECT("wrong fd", -1, &read, NULL, NULL);
 
 	/* The kernel reads as many bits as the process may have fds. */
 	FD_ZERO(&sized.set);
@@ -910,7 +910,7 @@ static void start_thread(pthread_t *thread, void *(*function)(void *), int *foun
 
 enum { BY_CLOSE, BY_DUP2, BY_DUP3, BY_CLOSE_RANGE, BY_CLOSEFROM, WAYS };
 
-/* Another thread closes the fd of a set, and another set gets its number. The set may have been polled before. */
+/* Another thread closes the fd of a set, and another set gets its fd. The set may have been polled before. */
 static void closed_while_a_thread_sleeps(int way, int is_polled)
 {
 	int end = eventfd(1, EFD_CLOEXEC), found = 0, other = -1;
@@ -942,7 +942,7 @@ static void closed_while_a_thread_sleeps(int way, int is_polled)
 	else if (way == BY_DUP3)
 		say("dup3", dup3(other, shared_set, O_CLOEXEC) == shared_set);
 	else
-		say("the number", other == shared_set);
+		say("the fd", other == shared_set);
 	pthread_join(thread, NULL);
 	say("events of the other set", found);
 	wait_in("the other set", shared_set, 0);
@@ -953,7 +953,7 @@ static void closed_while_a_thread_sleeps(int way, int is_polled)
 	close(shared_fd);
 }
 
-/* A set that is polled, or a failed dup2 to its number, does not end a wait in it. */
+/* A set that is polled, or a failed dup2 to its fd, does not end a wait in it. */
 static void waits_on(void)
 {
 	int found = 0, outer = epoll_create1(EPOLL_CLOEXEC), client;
@@ -1015,21 +1015,21 @@ static void *select_listener(void *result)
 
 enum { LAST = 300, BY_SYSCALL = WAYS, MORE_WAYS };
 
-/* While a thread sleeps in poll or select, the program takes all numbers that are free, also one that the library has in
+/* While a thread sleeps in poll or select, the program takes all fds that are free, also one that the library has in
  * use. The call returns what it should, and the files are left alone. */
-static void numbers_while_a_thread_polls(int way, int is_select, int is_in_time)
+static void fds_while_a_thread_polls(int way, int is_select, int is_in_time)
 {
 	int pipes[2], top, client = -1, result = -9, left_alone = 0;
 	pthread_t thread;
 
-	printf("numbers while a thread polls: %d, %d, %d\n", way, is_select, is_in_time);
+	printf("fds while a thread polls: %d, %d, %d\n", way, is_select, is_in_time);
 	shared_fd = listen_at(AF_INET);
 	pipe2(pipes, O_CLOEXEC);
-	/* The library does not look after this set, and has no reason to look at its number. */
+	/* The library does not look after this set, and has no reason to look at its fd. */
 	shared_set = top = epoll_create1(EPOLL_CLOEXEC);
 	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN | EPOLLONESHOT, 7);
 	start_thread(&thread, is_select ? select_listener : poll_listener, &result, is_in_time ? 20000 : 700);
-	say("the lowest number", fcntl(pipes[0], F_DUPFD_CLOEXEC, 0) == top + 1);
+	say("the lowest fd", fcntl(pipes[0], F_DUPFD_CLOEXEC, 0) == top + 1);
 	close(top + 1);
 	if (way == BY_CLOSE_RANGE)
 		say("close_range", close_range(top + 1, ~0u, 0));
@@ -1066,7 +1066,7 @@ static void numbers_while_a_thread_polls(int way, int is_select, int is_in_time)
 	close(shared_fd);
 }
 
-/* A set that gets the number of another one keeps its registrations when that number is closed. */
+/* A set that gets the fd of another one keeps its registrations when that fd is closed. */
 static void replaced(void)
 {
 	int fd = listen_at(AF_INET), client;
@@ -1220,9 +1220,9 @@ static void end_after_fork(void)
 		_exit(0);
 }
 
-/* Returns how many grandchildren find a number closed that the child of a bare clone has put a file under. The child ends as
+/* Returns how many grandchildren find an fd closed that the child of a bare clone has put a file under. The child ends as
  * it forks, and the calling process adopts the grandchild. */
-static int closed_in_orphans(int number)
+static int closed_in_orphans(int taken)
 {
 	int closed = 0, status;
 	cpu_set_t one;
@@ -1237,10 +1237,10 @@ static int closed_in_orphans(int number)
 		if (child == 0) {
 			/* So that it nearly always ends before the grandchild runs. */
 			sched_setaffinity(0, sizeof one, &one);
-			dup2(shared_fd, number);
+			dup2(shared_fd, taken);
 			ends_after_fork = 1;
 			fork();
-			_exit(fcntl(number, F_GETFD) < 0);
+			_exit(fcntl(taken, F_GETFD) < 0);
 		}
 		waitpid(child, &status, 0);
 		waitpid(-1, &status, 0);
@@ -1250,10 +1250,10 @@ static int closed_in_orphans(int number)
 	return closed;
 }
 
-/* A child has none of the library's fds, and keeps the program's: a bare clone may have put one under their number. */
+/* A child has none of the library's fds, and keeps the program's: a bare clone may have put one in their place. */
 static void children_of_a_polling_thread(void)
 {
-	int before, number = 40, status, result = -9;
+	int before, taken = 40, status, result = -9;
 	pthread_t thread;
 	pid_t child;
 
@@ -1263,7 +1263,7 @@ static void children_of_a_polling_thread(void)
 	start_thread(&thread, poll_listener, &result, 1500);
 	for (int fd = 32; fd < 64; fd++)
 		if (fcntl(fd, F_GETFD) >= 0)
-			number = fd;
+			taken = fd;
 	fflush(stdout);
 	child = fork();
 	if (child == 0)
@@ -1272,56 +1272,56 @@ static void children_of_a_polling_thread(void)
 	say("further fds of the child", WEXITSTATUS(status));
 	child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (child == 0) {
-		dup2(shared_fd, number);
+		dup2(shared_fd, taken);
 		child = fork();
 		if (child == 0)
-			_exit(fcntl(number, F_GETFD) < 0);
+			_exit(fcntl(taken, F_GETFD) < 0);
 		waitpid(child, &status, 0);
 		_exit(WEXITSTATUS(status));
 	}
 	waitpid(child, &status, 0);
 	say("closed in the child of a bare clone", WEXITSTATUS(status));
-	say("closed in orphans", closed_in_orphans(number));
+	say("closed in orphans", closed_in_orphans(taken));
 	pthread_join(thread, NULL);
 	say("result", result);
 	close(shared_fd);
 }
 
-static int numbers_to_take[2];
+static int fds_to_take[2];
 
-/* Takes the number that it reads, and forks. The process ends with 1 if the child finds the number closed. */
-static void *take_number(void *unused)
+/* Takes the fd that it reads, and forks. The process ends with 1 if the child finds the fd closed. */
+static void *take_fd(void *unused)
 {
-	int number, status;
+	int taken, status;
 	pid_t child;
 
-	read(numbers_to_take[0], &number, sizeof number);
-	number = fcntl(shared_fd, F_DUPFD, number);
+	read(fds_to_take[0], &taken, sizeof taken);
+	taken = fcntl(shared_fd, F_DUPFD, taken);
 	child = fork();
 	if (child == 0)
-		_exit(fcntl(number, F_GETFD) < 0);
+		_exit(fcntl(taken, F_GETFD) < 0);
 	waitpid(child, &status, 0);
 	_exit(WEXITSTATUS(status));
 	return unused;
 }
 
-/* A poll stands still just as the library has closed its fd. Another thread takes the number and forks. */
+/* A poll stands still just as the library has closed its fd. Another thread takes the fd and forks. */
 static void fork_as_a_poll_ends(void)
 {
 	struct __ptrace_syscall_info call;
-	int status, number = 40, is_closed = 0;
+	int status, taken = 40, is_closed = 0;
 	pid_t child;
 
 	printf("fork as a poll ends\n");
 	shared_fd = listen_at(AF_INET);
-	pipe(numbers_to_take);
+	pipe(fds_to_take);
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
 		struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
 		pthread_t thread;
 
-		pthread_create(&thread, NULL, take_number, NULL);
+		pthread_create(&thread, NULL, take_fd, NULL);
 		if (ptrace(PTRACE_TRACEME, 0, 0, 0))
 			_exit(0);
 		raise(SIGSTOP);
@@ -1335,10 +1335,10 @@ static void fork_as_a_poll_ends(void)
 		ptrace(PTRACE_SETOPTIONS, child, 0, PTRACE_O_TRACESYSGOOD);
 		ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call);
 		if (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_close && call.entry.args[0] >= 32) {
-			number = call.entry.args[0];
+			taken = call.entry.args[0];
 			is_closed = 1;
 		} else if (is_closed || (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_getppid)) {
-			write(numbers_to_take[1], &number, sizeof number);
+			write(fds_to_take[1], &taken, sizeof taken);
 			is_closed = 0;
 			waitpid(child, &status, 0);
 			break;
@@ -1346,8 +1346,8 @@ static void fork_as_a_poll_ends(void)
 		ptrace(PTRACE_SYSCALL, child, 0, 0);
 	}
 	say("closed in the child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-	close(numbers_to_take[0]);
-	close(numbers_to_take[1]);
+	close(fds_to_take[0]);
+	close(fds_to_take[1]);
 	close(shared_fd);
 }
 
@@ -1444,7 +1444,7 @@ int main(void)
 	several_sets();
 	nested(0);
 	nested(1);
-	numbers();
+	fds();
 	forks();
 	times_and_signals();
 	jumps();
@@ -1460,8 +1460,8 @@ int main(void)
 			closed_while_a_thread_sleeps(way, is_polled);
 	waits_on();
 	for (int way = 0; way < MORE_WAYS; way++) {
-		numbers_while_a_thread_polls(way, way % 2, 1);
-		numbers_while_a_thread_polls(way, !(way % 2), 0);
+		fds_while_a_thread_polls(way, way % 2, 1);
+		fds_while_a_thread_polls(way, !(way % 2), 0);
 	}
 	children_of_a_polling_thread();
 	fork_as_a_poll_ends();

@@ -1,5 +1,5 @@
 /*
- * Replays a script of calls by number in one or more processes and prints what each returned.
+ * Replays a script of calls by fd in one or more processes and prints what each returned.
  *
  *   replay [--portable] SCRIPT     a step a line: PROCESS CALL A B C D
  *   replay --calls                 prints the names of all calls
@@ -392,11 +392,11 @@ static long do_close_range(struct step *s)
 	return close_range(first, s->b % 6 == 0 ? ~0U : first + s->b % 4, 0);
 }
 static long do_dup(struct step *s) { return put(s->b, dup(slot(s->a))); }
-static int number_of(unsigned number) { return number % 2 ? slot(number / 2) : 3 + (int)(number / 2 % 20); }
-static long do_dup2(struct step *s) { return put(s->c, dup2(slot(s->a), number_of(s->b))); }
+static int fd_of(unsigned number) { return number % 2 ? slot(number / 2) : 3 + (int)(number / 2 % 20); }
+static long do_dup2(struct step *s) { return put(s->c, dup2(slot(s->a), fd_of(s->b))); }
 static long do_dup3(struct step *s)
 {
-	return put(s->c, dup3(slot(s->a), number_of(s->b), s->d % 2 ? O_CLOEXEC : 0));
+	return put(s->c, dup3(slot(s->a), fd_of(s->b), s->d % 2 ? O_CLOEXEC : 0));
 }
 static long do_f_getfl(struct step *s) { return fcntl(slot(s->a), F_GETFL); }
 static long do_f_setfl(struct step *s) { return fcntl(slot(s->a), F_SETFL, s->b % 3 ? O_NONBLOCK : 0); }
@@ -886,7 +886,7 @@ int main(int argc, char **argv)
 	for (i = 1; i < PROCESSES; i++)
 		if (shared->pids[i] != 0 && shared->parents[i] == 0)
 			waitpid(shared->pids[i], NULL, 0);
-	/* The steps close or replace stdio's fd only if they have its number, and they do not. */
+	/* The steps close or replace stdio's fd only if they name it, and they do not. */
 	fwrite(shared->log, 1, shared->length, stdout);
 	return fflush(stdout) != 0;
 }

@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-/* Its result is the number that the supervisor has put there. */
+/* Its result is the fd that the supervisor has put there. */
 #define ASKS SYS_getpgid
 
 struct later_addfd {

@@ -1,6 +1,6 @@
 /* A program closes and replaces all fds that it did not open, which include own fds of libupoll and
  * of the preload. The files of the program do not change, and its sets still work. It uses
- * close_range(2), the raw system call, and dup2(2) to every number. */
+ * close_range(2), the raw system call, and dup2(2) to every fd. */
 #include "../c/check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { CONNECTIONS = 200, NUMBERS = 1024 };
+enum { CONNECTIONS = 200, FDS = 1024 };
 
 static int set, counter, near, far;
 static char path[] = "/tmp/closed_fds.XXXXXX";
@@ -58,7 +58,7 @@ static void close_others(void (*range)(unsigned, unsigned))
 {
 	unsigned next = 3;
 
-	for (int fd = 3; fd < NUMBERS; fd++) {
+	for (int fd = 3; fd < FDS; fd++) {
 		if (!is_kept(fd))
 			continue;
 		if ((unsigned)fd > next)
@@ -68,7 +68,7 @@ static void close_others(void (*range)(unsigned, unsigned))
 	range(next, ~0u);
 }
 
-/* Other files of the program: connections, and one file at every other number. */
+/* Other files of the program: connections, and one file at every other fd. */
 static int connections[CONNECTIONS][2], file;
 
 static void open_others(int everywhere)
@@ -81,7 +81,7 @@ static void open_others(int everywhere)
 	CHECK((file = mkstemp(path)) >= 0);
 	CHECK(write(file, "12345678", 8) == 8);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	for (int fd = file + 1; everywhere && fd < NUMBERS && (rlim_t)fd < limit.rlim_cur; fd++) {
+	for (int fd = file + 1; everywhere && fd < FDS && (rlim_t)fd < limit.rlim_cur; fd++) {
 		if (!is_kept(fd))
 			CHECK(dup2(file, fd) == fd);
 	}
@@ -100,7 +100,7 @@ static void check_others(int everywhere)
 	CHECK(fstat(file, &found) == 0 && found.st_size == 8);
 	CHECK(lseek(file, 0, SEEK_CUR) == 8);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	for (int fd = file + 1; everywhere && fd < NUMBERS && (rlim_t)fd < limit.rlim_cur; fd++) {
+	for (int fd = file + 1; everywhere && fd < FDS && (rlim_t)fd < limit.rlim_cur; fd++) {
 		struct stat same;
 		if (!is_kept(fd))
 			CHECK(fstat(fd, &same) == 0 && same.st_ino == found.st_ino);

@@ -134,7 +134,7 @@ static void streams(void)
 static void programs(void)
 {
 	char *args[] = {"sh", "-c", "echo child", NULL};
-	char *by_number[] = {"sh", "-c", "cat <&9 >&8", NULL};
+	char *by_fd[] = {"sh", "-c", "cat <&9 >&8", NULL};
 	posix_spawn_file_actions_t actions;
 	FILE *stream;
 	char line[32];
@@ -166,7 +166,7 @@ static void programs(void)
 	CHECK(dup2(in[0], 9) == 9 && dup2(fds[1], 8) == 8);
 	close(in[0]), close(fds[1]);
 	CHECK(fcntl(in[1], F_SETFD, FD_CLOEXEC) == 0);
-	CHECK(posix_spawnp(&child, "sh", NULL, NULL, by_number, environ) == 0);
+	CHECK(posix_spawnp(&child, "sh", NULL, NULL, by_fd, environ) == 0);
 	CHECK(write(in[1], " it", 3) == 3);
 	close(in[1]), close(8), close(9);
 	says(fds[0], "through it");

@@ -1,4 +1,4 @@
-/* Handlers leave dup2(2) and dup3(2) to a high number by siglongjmp(3). Later calls do not wait for the ones that were
+/* Handlers leave dup2(2) and dup3(2) to a high fd by siglongjmp(3). Later calls do not wait for the ones that were
  * left, by this thread or by another one, with no object in user space and with one. */
 #include "../c/check.h"
 #include <setjmp.h>

@@ -135,12 +135,12 @@ static void on_signal(int number) {
     CHECK(writev(fds[1], &part, 1) == sizeof value && readv(fds[0], &part, 1) == sizeof value);
     // Several threads run the handler at once.
     static atomic_int high = 200;
-    int own_number = atomic_fetch_add(&high, 1);
-    int third = dup3(counter, own_number, O_CLOEXEC), ends[2], option = 0;
+    int own_fd = atomic_fetch_add(&high, 1);
+    int third = dup3(counter, own_fd, O_CLOEXEC), ends[2], option = 0;
     socklen_t size = sizeof option;
     struct stat found;
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    CHECK(third == own_number && fstat(third, &found) == 0 && close(third) == 0);
+    CHECK(third == own_fd && fstat(third, &found) == 0 && close(third) == 0);
     CHECK(pipe2(ends, O_NONBLOCK) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
     CHECK(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, &option, &size) == 0 && option == SOCK_STREAM);
     CHECK(sendto(pair[0], &value, sizeof value, 0, NULL, 0) == sizeof value);

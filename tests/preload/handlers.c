@@ -94,7 +94,7 @@ static void while_changing(void)
 }
 
 /* Opens, closes and demotes objects. The objects of the handler stay. */
-static void while_numbers_change(void)
+static void while_fds_change(void)
 {
 	int fd, status, rounds = 0, copy = dup(counter);
 	pid_t child;
@@ -133,7 +133,7 @@ int main(void)
 	CHECK(add(set, counter, EPOLLIN | EPOLLET, 1) == 0);
 	during(while_changing, writes);
 	during(while_changing, uses);
-	during(while_numbers_change, writes);
-	during(while_numbers_change, uses);
+	during(while_fds_change, writes);
+	during(while_fds_change, uses);
 	return 0;
 }

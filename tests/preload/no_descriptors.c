@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/timerfd.h>
 
-enum { NUMBERS = 40 };
+enum { FDS = 40 };
 static int set, counter, fds[2], first, last;
 
 static void use_up(void)
@@ -55,7 +55,7 @@ static void add_the_last(int with_waiter)
 	close(set), close(counter), close(fds[0]), close(fds[1]);
 }
 
-/* All numbers but those of the set and of `spare` more are used up. */
+/* All fds but those of the set and of `spare` more are used up. */
 static void with_one_of_the_last(int spare, int counter_first)
 {
 	struct itimerspec soon = {{0, 0}, {0, 1}};
@@ -176,7 +176,7 @@ static void other_member_comes_beside_writes(void)
 
 int main(void)
 {
-	struct rlimit limit = {NUMBERS, NUMBERS};
+	struct rlimit limit = {FDS, FDS};
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	add_the_last(0);
 	add_the_last(1);

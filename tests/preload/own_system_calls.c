@@ -117,7 +117,7 @@ static void reads_and_writes(void) {
     CHECK(read(999, &byte, 1) == -1 && errno == EBADF);
 }
 
-static void numbers(void) {
+static void fds(void) {
     const int allowed[] = {SYS_dup, SYS_dup3, SYS_close, SYS_fcntl, SYS_ioctl, SYS_exit_group,
 #ifdef SYS_dup2
         SYS_dup2,
@@ -504,7 +504,7 @@ static void no_kinds(void) {
 }
 
 // All parts but those beside objects and no_kinds use no kind of objects that is served by default.
-static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, beside_objects, messages, signals,
+static void (*const parts[])(void) = {reads_and_writes, fds, polls, polls_with_a_mask, beside_objects, messages, signals,
     makes, sets, sets_with_a_mask, sets_by_their_arguments, by_their_arguments, by_their_arguments_beside_objects,
     handlers_of_programs_with_sets, children, no_kinds};
 

@@ -117,7 +117,7 @@ static void members_keep_their_state(int waits_first)
 }
 
 /* Every fd of the set refers to the same set, whenever and by whichever call it was made. */
-static void numbers_are_many(void)
+static void fds_are_many(void)
 {
 	int copies[6], at;
 	make();
@@ -133,7 +133,7 @@ static void numbers_are_many(void)
 	CHECK(close(set) == 0);
 	set = epoll_create1(0);
 	counts(copies[2]), counts(copies[5]);
-	/* The number of the first fd now belongs to another set. */
+	/* The first fd now belongs to another set. */
 	CHECK(found(set, 0) == 0);
 	add_member(set, counter, EPOLLIN, COUNTER);
 	tell(0);
@@ -143,7 +143,7 @@ static void numbers_are_many(void)
 	for (at = 1; at < 6; at++)
 		close(copies[at]);
 	end();
-	/* The same, if no call used the duplicate before its number got another meaning. */
+	/* The same, if no call used the duplicate before it got another meaning. */
 	make();
 	CHECK(dup2(set, lines[1][1]) == lines[1][1] && dup2(lines[2][0], set) == set);
 	add_member(lines[1][1], counter, EPOLLIN, COUNTER);
@@ -385,7 +385,7 @@ int main(void)
 	/* First of all. */
 	fork_comes_before_any_eventfd();
 	members_keep_their_state(0), members_keep_their_state(1);
-	numbers_are_many();
+	fds_are_many();
 	fork_comes_first(0), fork_comes_first(1);
 	a_message_comes_first();
 	for (round = 0; round < 4; round++)

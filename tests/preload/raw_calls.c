@@ -119,11 +119,11 @@ static void others_names(void)
 	fd = eventfd(5, 0);
 	child = fork();
 	if (child == 0) {
-		char number[16];
-		char *arguments[] = {"raw_calls", number, NULL};
+		char text[16];
+		char *arguments[] = {"raw_calls", text, NULL};
 		close(fd);
 		fd = eventfd(5, 0);
-		snprintf(number, sizeof number, "%d", fd);
+		snprintf(text, sizeof text, "%d", fd);
 		execveat(AT_FDCWD, "/proc/self/exe", arguments, environ, 0);
 		_exit(9);
 	}

@@ -1,4 +1,4 @@
-/* select(2) with more numbers than the process can have: the kernel looks at no more of a set than its table of fds has room
+/* select(2) of more fds than the process can have: the kernel looks at no more of a set than its table of fds has room
  * for. The memory behind the set was writable once, and is unmapped by then. */
 #include "../c/check.h"
 #include <limits.h>
@@ -32,7 +32,7 @@ int main(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(munmap(memory + PAGE, PAGE) == 0);
 	for (round = 0; round < 3; round++) {
-		/* A number that is not user-level, and one that is. */
+		/* An fd that is not user-level, and one that is. */
 		int line[2], fd;
 		CHECK(pipe(line) == 0);
 		fd = round ? counter : line[0];

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-enum { NUMBERS = 1024 };
+enum { FDS = 1024 };
 
 static void use_counter(void)
 {
@@ -25,11 +25,11 @@ static int run_program(void)
 	use_counter();
 	closefrom(3);
 	CHECK((file = mkstemp(path)) >= 0 && unlink(path) == 0);
-	for (int fd = file + 1; fd < NUMBERS; fd++)
+	for (int fd = file + 1; fd < FDS; fd++)
 		CHECK(dup2(file, fd) == fd);
 	CHECK((child = fork()) >= 0);
 	if (child == 0) {
-		for (int fd = file + 1; fd < NUMBERS; fd++)
+		for (int fd = file + 1; fd < FDS; fd++)
 			close(fd);
 		use_counter();
 		exit(0);

@@ -5,21 +5,21 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-/* Opens a file of the program at every number. */
+/* Opens a file of the program at every fd. */
 static void fill(int file)
 {
 	struct rlimit limit;
-	int number, counter = eventfd(0, 0);
+	int fd, counter = eventfd(0, 0);
 	dup2(file, 2);
-	for (number = 3; number < 1024; number++)
-		if (number != file && number != counter)
-			dup2(file, number);
+	for (fd = 3; fd < 1024; fd++)
+		if (fd != file && fd != counter)
+			dup2(file, fd);
 	/* Also around three quarters of the limit, where the reserved range may begin. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		int top = (int)(limit.rlim_cur < 65536 ? limit.rlim_cur : 65536) / 4 * 3;
-		for (number = top - 64; number < top + 64; number++)
-			if (number > 2 && number != file)
-				dup2(file, number);
+		for (fd = top - 64; fd < top + 64; fd++)
+			if (fd > 2 && fd != file)
+				dup2(file, fd);
 	}
 }
 

@@ -169,8 +169,8 @@ static void by_the_c_library(void)
 	close(ends[0]), close(ends[1]), close(counter);
 }
 
-/* A copy by dup(2) gets the number of a stream, which is closed. */
-static void at_the_number_of_a_stream(void)
+/* A copy by dup(2) gets the fd of a stream, which is closed. */
+static void at_the_fd_of_a_stream(void)
 {
 	uint64_t value = 7;
 	int counter = eventfd(0, EFD_NONBLOCK);
@@ -220,7 +220,7 @@ int main(void)
 	aio_of_the_library();
 	by_other_names();
 	by_the_c_library();
-	at_the_number_of_a_stream();
+	at_the_fd_of_a_stream();
 	by_pidfd();
 	by_request(KVM_IRQFD_);
 	by_request(VHOST_SET_VRING_KICK_);

@@ -65,7 +65,7 @@ static void *reads(void *place)
 	return (void *)(uintptr_t)value;
 }
 
-static void has_numbers_of_its_own(void)
+static void has_fds_of_its_own(void)
 {
 	int counted = eventfd(3, EFD_NONBLOCK), watched = eventfd(0, EFD_NONBLOCK), waited = eventfd(0, 0);
 	int set = epoll_create1(0), ends[2], child, made;
@@ -263,13 +263,13 @@ int main(void)
 	/* Objects that are made after a child are served as before. */
 	for (int round = 0; round < 3; round++) {
 		shares_memory();
-		has_numbers_of_its_own();
+		has_fds_of_its_own();
 	}
 	in_handlers();
 	by_its_child();
 	by_many_threads();
 	beside_makers();
-	has_numbers_of_its_own();
+	has_fds_of_its_own();
 	CHECK(was_called == 0);
 	fails_as_other_calls();
 	with_a_rotating_set();

@@ -171,13 +171,13 @@ fn peers_do_the_same_work_as_upoll_and_a_way_that_is_skipped_has_a_reason() {
 }
 
 #[test]
-fn calls_by_number_are_measured_against_those_on_objects() {
-    let (report, printed) = quick("numbers", &["numbers"]);
-    let numbers = rows(&report, "numbers");
-    assert_eq!(numbers.len(), 10);
-    for row in numbers {
+fn calls_by_fd_are_measured_against_those_on_objects() {
+    let (report, printed) = quick("fds", &["fds"]);
+    let fds = rows(&report, "fds");
+    assert_eq!(fds.len(), 10);
+    for row in fds {
         assert_spread(&row["object_nanoseconds"]);
-        assert_spread(&row["number_nanoseconds"]);
+        assert_spread(&row["fd_nanoseconds"]);
         assert_eq!(
             row["reached"].is_null(),
             row["target_nanoseconds"].is_null()

@@ -12,7 +12,7 @@ use serde_json::Value;
 const TABLES: [&str; 9] = [
     "comparisons",
     "peers",
-    "numbers",
+    "fds",
     "polls",
     "growth",
     "timeouts",
@@ -24,7 +24,7 @@ const TABLES: [&str; 9] = [
 /// Measures a little of everything, with files in `folder`. Returns the page and its figures.
 fn measured(folder: &Path) -> (PathBuf, Value) {
     let (html, json) = (folder.join("page.html"), folder.join("figures.json"));
-    let names = "wait-idle mod wake peers poll growth-wait timeout numbers workers close shared \
+    let names = "wait-idle mod wake peers poll growth-wait timeout fds workers close shared \
                  eventfd";
     let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
         .args(["bench", "--quick", "--html"])

@@ -5,11 +5,11 @@
 //! kernel's `poll` or `select` returns what is ready. The set lives as long as the call, so that a worker that falls
 //! asleep is always the last in line.
 //!
-//! The program does not know the fd of that set, and may close it or put a file of its own under the number. The
-//! functions of `hooks` find it in the table of `fds`, as a set of the program. The call then leaves the number alone and
+//! The program does not know the fd of that set, and may close it or put a file of its own under the fd. The
+//! functions of `hooks` find it in the table of `fds`, as a set of the program. The call then leaves the fd alone and
 //! goes on in the kernel's `poll` or `select`. Not noticed are raw system calls,
 //! and a call that has looked before the set was opened, but enters the kernel after that. A call that is made between the
-//! last check and a nap has that nap go to what has the number then.
+//! last check and a nap has that nap go to what has the fd then.
 
 use std::ffi::c_int;
 
@@ -341,7 +341,7 @@ unsafe fn sleep(
             if raw::errno() == libc::EINTR {
                 return -1;
             }
-            // The number was taken from the set.
+            // The fd was taken from the set.
             break;
         };
         let are_listeners = sleeper.set.harvest(&mut buffer[..count]);

@@ -61,7 +61,7 @@ const ASKED_EXCLUSIVE: u8 = 3;
 /// tries once more.
 const LOST: u8 = 4;
 
-/// Private sets have fds from here on, if the process may have such: programs expect the lowest free numbers to be theirs.
+/// Private sets have fds from here on, if the process may have such: programs expect the lowest free fds to be theirs.
 /// Beyond 63 the kernel would have to enlarge the table of fds, whose size shows in what `select` reads.
 const FIRST_PRIVATE: c_int = 32;
 
@@ -142,7 +142,7 @@ fn at(epfd: c_int) -> Option<&'static Set> {
     (set.epfd() == epfd).then_some(set)
 }
 
-/// Returns the set of an fd, if it is the program's. A call on the number of a private set is about a file that the library
+/// Returns the set of an fd, if it is the program's. A call on the fd of a private set is about a file that the library
 /// does not know.
 fn of_program(epfd: c_int) -> Option<&'static Set> {
     at(epfd).filter(|set| !set.is_private())
@@ -418,7 +418,7 @@ impl Set {
     /// Closes a private set.
     pub(crate) fn close(&self, _: &Locked) {
         let epfd = self.epfd();
-        // Before the number is free: the child of a fork in between would close what another thread has opened there.
+        // Before the fd is free: the child of a fork in between would close what another thread has opened there.
         self.give_up();
         close_opened(epfd);
     }
@@ -452,16 +452,16 @@ fn cookie(fd: c_int) -> u64 {
     raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
 }
 
-/// Takes note of a new epoll fd: what was known about the number belonged to another file.
+/// Takes note of a new epoll fd: what was known about the fd belonged to another file.
 pub(crate) fn created(epfd: c_int) -> c_int {
     if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
-        forget_number(&lock(), epfd);
+        forget_fd(&lock(), epfd);
     }
     epfd
 }
 
-/// Forgets what is known about a number that has just got another file.
-fn forget_number(_: &Locked, fd: c_int) {
+/// Forgets what is known about an fd that has just got another file.
+fn forget_fd(_: &Locked, fd: c_int) {
     if let Some(set) = at(fd) {
         set.forget();
     }
@@ -529,7 +529,7 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
 /// Takes note of an fd that the kernel has just opened for the library; `None` if it returned an error.
 fn opened(locked: &Locked, fd: isize) -> Option<c_int> {
     let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    forget_number(locked, fd);
+    forget_fd(locked, fd);
     fds::set_kind(fd, OPENING);
     Some(fd)
 }
@@ -730,7 +730,7 @@ pub(crate) fn closing_range(first: u32, last: u32) {
 }
 
 /// Takes note that the thread is about to get a table of fds of its own. A set may stay open in other threads, which may
-/// sleep in it, and its number get another file in this one: sets so far keep the kernel's behaviour.
+/// sleep in it, and its fd get another file in this one: sets so far keep the kernel's behaviour.
 #[cold]
 pub(crate) fn unsharing() {
     if is_owner() {

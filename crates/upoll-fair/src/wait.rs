@@ -187,7 +187,7 @@ impl Sleeper {
     }
 
     /// Looks for connections that no worker accepts. Returns whether the set is left alone; `None` if it is closed: the next
-    /// nap would be in what has the number now.
+    /// nap would be in what has the fd now.
     fn look(&self, now: u64) -> Option<bool> {
         self.locked(|locked| {
             if self.set.rescue(locked, now) {

@@ -37,23 +37,23 @@ fn main() -> Result<(), upoll::Errno> {
 
     let fd = upoll_fds::eventfd(0, libc::EFD_NONBLOCK)?;
     let mut value = 0_u64;
-    let by_number = || {
+    let by_fd = || {
         upoll_fds::eventfd_write(black_box(fd), 1).unwrap();
         // SAFETY: `value` is a live counter.
         unsafe { upoll_fds::eventfd_read(black_box(fd), &raw mut value) }.unwrap();
         black_box(value);
     };
-    report("number: eventfd write + read", measure(by_number));
+    report("fd: eventfd write + read", measure(by_fd));
 
     report(
-        "number: is it user-level?",
+        "fd: is it user-level?",
         measure(|| {
             black_box(upoll_fds::is_user_level(black_box(fd)));
         }),
     );
     // EINVAL before anything is done: the look-up alone, and a fault-free call around it.
     report(
-        "number: look-up alone (write of 4 bytes)",
+        "fd: look-up alone (write of 4 bytes)",
         measure(|| {
             // SAFETY: `value` is live; nothing is read.
             let refused = unsafe { upoll_fds::write(black_box(fd), (&raw const value).cast(), 4) };
@@ -75,7 +75,7 @@ fn main() -> Result<(), upoll::Errno> {
     // SAFETY: `interest` is live.
     unsafe { upoll_fds::epoll_ctl(epfd, 1, fd, &raw const interest) }?;
     report(
-        "number: wait, nothing ready",
+        "fd: wait, nothing ready",
         measure(|| {
             // SAFETY: `events` has room for 64.
             let ready =
@@ -92,7 +92,7 @@ fn main() -> Result<(), upoll::Errno> {
         }),
     );
     report(
-        "number: wait, one ready",
+        "fd: wait, one ready",
         measure(|| {
             // SAFETY: `events` has room for 64.
             let ready =

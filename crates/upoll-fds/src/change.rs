@@ -28,7 +28,7 @@ use crate::sync::{AtomicUsize, Ordering, Rule, broken, of_each_thread, signal_po
 #[cfg(not(upoll_loom))]
 static FORKS: Word = Word(0);
 
-/// Threads that are changing what numbers mean.
+/// Threads that are changing what fds mean.
 #[cfg(not(upoll_loom))]
 static CHANGES: Word = Word(1);
 
@@ -40,7 +40,7 @@ global! {
 
 #[cfg(upoll_loom)]
 global! {
-    /// Threads that are changing what numbers mean.
+    /// Threads that are changing what fds mean.
     static CHANGES: AtomicUsize = AtomicUsize::new(0);
 }
 

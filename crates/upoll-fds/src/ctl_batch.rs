@@ -135,7 +135,7 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
             return 0;
         }
         // All are looked up before the set is locked: whoever hands one over to the kernel keeps its
-        // numbers from being looked up while it takes it out of the sets.
+        // fds from being looked up while it takes it out of the sets.
         let objects = table::Several::new();
         let mut pass = SmallVec::<[CtlCommand<'_>; PASS]>::new();
         for command in &*commands {

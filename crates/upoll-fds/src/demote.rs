@@ -20,7 +20,7 @@ use crate::held::{Group, Held, hold};
 use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
-use crate::set::NumberedSet;
+use crate::set::SetWithFd;
 use crate::signals::{HeldBack, Section};
 use crate::table;
 use crate::transfer::{self, Ends, Own};
@@ -115,10 +115,10 @@ pub fn leave_all_to_the_kernel() -> bool {
         return true;
     }
     let mut is_all = false;
-    // Other threads are in the midst of changing numbers, or of making what they have begun to make.
+    // Other threads are in the midst of changing fds, or of making what they have begun to make.
     wait_until(|| {
         let stays = |fd| demote(fd).is_err() && table::is_user_level(fd);
-        let some_stay = table::user_level_numbers().filter(|&fd| stays(fd)).count() > 0;
+        let some_stay = table::user_level_fds().filter(|&fd| stays(fd)).count() > 0;
         is_all = table::is_none_left();
         is_all || some_stay
     });
@@ -168,8 +168,8 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
     // First the steps that may fail for lack of fds or memory: an interest must not be lost. Interests whose own fd is
     // open come first. An interest whose fd is closed could take that fd, and a set watches a file once under each fd.
     let (is_own, is_other) = (
-        |interest: &&Interest| interest.has_own_number(&group),
-        |interest: &&Interest| !interest.has_own_number(&group),
+        |interest: &&Interest| interest.has_own_fd(&group),
+        |interest: &&Interest| !interest.has_own_fd(&group),
     );
     // Another thread may have deleted the others.
     let taken = || interests.iter().filter(|interest| interest.is_taken.get());
@@ -180,8 +180,8 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
             counter.prepare_to_demote()?;
         }
         let set = interest.set.as_epoll();
-        let mut numbers = interest.numbers_in(&group);
-        numbers.try_for_each(|number| set.prepare_kernel_member(number))
+        let mut fds = interest.fds_in(&group);
+        fds.try_for_each(|fd| set.prepare_kernel_member(fd))
     })?;
     let ends = ends(&group)?;
     interests.iter().for_each(Interest::take);
@@ -283,9 +283,9 @@ pub(crate) fn demote_any(fds: impl Iterator<Item = RawFd>) -> bool {
 pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let object = table::get(fd).ok_or(Errno::INVAL)?;
-    let is_watched = table::numbers(0, u32::MAX).any(|epfd| {
+    let is_watched = table::fds(0, u32::MAX).any(|epfd| {
         let set = table::get(epfd);
-        let interests = |set: &NumberedSet| set.as_epoll().interests_in(object.as_file_ref(0));
+        let interests = |set: &SetWithFd| set.as_epoll().interests_in(object.as_file_ref(0));
         // If there is no memory to find out, a set may watch it.
         let is_free = |set| interests(set).is_ok_and(|found| found.is_empty());
         matches!(&set, Some(Object::Epoll(set)) if !is_free(set))
@@ -316,7 +316,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
     let is_eventfd = |object: &Object| matches!(object, Object::EventFd(_)) && can_go(object);
     // Before their fds are held, as in `demote`.
     let is_other = |object: &Object| is_member(object) && !is_eventfd(object);
-    if table::numbers(0, u32::MAX).any(|fd| table::with(fd, is_other) == Some(true)) {
+    if table::fds(0, u32::MAX).any(|fd| table::with(fd, is_other) == Some(true)) {
         return Err(NOT_SUPPORTED);
     }
     let is_meant = |object: &Object| match object {
@@ -388,12 +388,12 @@ fn add_to_the_kernels(
     groups: &[Group<'_>],
     interests: &[(usize, RawFd, Event)],
 ) -> Result<(), Errno> {
-    let change = |op: Op, number: RawFd, event: Event| {
+    let change = |op: Op, fd: RawFd, event: Event| {
         // SAFETY: the event is live, and has the layout of an epoll_event.
-        unsafe { call!(SYS_epoll_ctl, epfd, op as i32, number, &raw const event) }
+        unsafe { call!(SYS_epoll_ctl, epfd, op as i32, fd, &raw const event) }
     };
-    let numbers = |at: usize| groups[at].objects().map(|(number, _)| number);
-    let is_open = |&&(at, own, _): &&(usize, RawFd, Event)| numbers(at).any(|fd| fd == own);
+    let fds = |at: usize| groups[at].objects().map(|(fd, _)| fd);
+    let is_open = |&&(at, own, _): &&(usize, RawFd, Event)| fds(at).any(|fd| fd == own);
     // As in `demote_group`: the interest of a closed fd could take the fd of another one.
     let open = interests.iter().filter(is_open);
     let in_order = open.chain(interests.iter().filter(|interest| !is_open(interest)));
@@ -407,17 +407,17 @@ fn add_to_the_kernels(
             Some(_) => None,
             None => Own::copy(groups[at].first()).ok(),
         };
-        let spare_number = spare.as_ref().map(Own::number);
-        let mut all = own.into_iter().chain(spare_number).chain(numbers(at));
-        let done = all.find_map(|number| match change(Op::Add, number, event) {
+        let spare_fd = spare.as_ref().map(Own::fd);
+        let mut all = own.into_iter().chain(spare_fd).chain(fds(at));
+        let done = all.find_map(|fd| match change(Op::Add, fd, event) {
             Err(Errno::EXIST) => None,
-            result => Some(result.map(|_| number)),
+            result => Some(result.map(|_| fd)),
         });
         match done.unwrap_or(Err(Errno::MFILE)) {
-            Ok(number) => added.push((number, spare)),
+            Ok(fd) => added.push((fd, spare)),
             Err(errno) => {
-                for &(number, _) in &added {
-                    let deleted = change(Op::Del, number, Event::default());
+                for &(fd, _) in &added {
+                    let deleted = change(Op::Del, fd, Event::default());
                     debug_assert!(deleted.is_ok(), "it was just added");
                 }
                 return Err(errno);
@@ -432,11 +432,11 @@ fn add_to_the_kernels(
 ///
 /// # Errors
 /// As [`demote`], for a member that can be demoted.
-fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
+fn demote_members(set: &SetWithFd) -> Result<(), Errno> {
     let watched = addresses(set)?;
     let mut ties = HashSet::new();
     counts::repeat_passes(|| {
-        for fd in table::numbers(0, u32::MAX) {
+        for fd in table::fds(0, u32::MAX) {
             let member = table::with(fd, |object| {
                 let is_watched = watched.contains(&object.as_file_ref(0).address());
                 is_watched.then(|| (object.is_set(), object.tie()))
@@ -460,7 +460,7 @@ fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
 }
 
 /// Returns the address of each user-level file that a set watches.
-fn addresses(set: &NumberedSet) -> Result<HashSet<usize>, Errno> {
+fn addresses(set: &SetWithFd) -> Result<HashSet<usize>, Errno> {
     let interests = set.as_epoll().interests_by(Some)?;
     let mut addresses = HashSet::new();
     addresses

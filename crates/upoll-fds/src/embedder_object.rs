@@ -1,11 +1,11 @@
-//! Numbers for an embedder's own objects.
+//! Fds for an embedder's own objects.
 
 use std::any::Any;
 use std::os::fd::RawFd;
 
 use upoll::{Errno, File, Pollable};
 
-use crate::kernel::{call, number};
+use crate::kernel::{call, to_fd};
 use crate::object::Object;
 use crate::slot::Entry;
 use crate::{change, install, table};
@@ -23,7 +23,7 @@ pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let _change = change::Change::begin();
     let entry = Entry::new(Object::Own(file.erase()))?;
     // SAFETY: no pointers are involved.
-    let fd = number(unsafe { call!(SYS_eventfd2, 0, flags) })?;
+    let fd = to_fd(unsafe { call!(SYS_eventfd2, 0, flags) })?;
     install::install(fd, entry)
 }
 

@@ -1,4 +1,4 @@
-//! `epoll_create(2)`, `epoll_wait(2)` and their later forms, by number.
+//! `epoll_create(2)`, `epoll_wait(2)` and their later forms, by fd.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr;
@@ -8,10 +8,10 @@ use upoll::internal::SharedBox;
 use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout};
 
-use crate::kernel::{call, interruptible, number};
+use crate::kernel::{call, interruptible, to_fd};
 use crate::object::Object;
 use crate::passivity::MOST_TURNS;
-use crate::set::{NumberedSet, Wakeable};
+use crate::set::{SetWithFd, Wakeable};
 use crate::signals::Section;
 use crate::slot::Entry;
 use crate::table::programs;
@@ -33,14 +33,14 @@ pub fn epoll_create(size: i32) -> Result<RawFd, Errno> {
 /// `epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE` (1).
 ///
 /// # Errors
-/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
+/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd to give.
 pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     let flags = CreateFlags::from_bits_retain(flags.cast_unsigned());
     let of_the_kernel = flags - CreateFlags::ROTATE;
     let rotates = flags.contains(CreateFlags::ROTATE);
     let entry = Epoll::create(flags)
-        .and_then(|set| SharedBox::new(NumberedSet::new(set, rotates)))
+        .and_then(|set| SharedBox::new(SetWithFd::new(set, rotates)))
         .and_then(|set| Entry::new(Object::Epoll(set)));
     let entry = match entry {
         Ok(entry) => Some(entry),
@@ -53,7 +53,7 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
         false => change::Change::try_begin(),
     };
     // SAFETY: no pointers are involved.
-    let fd = number(unsafe { call!(SYS_epoll_create1, of_the_kernel.bits()) })?;
+    let fd = to_fd(unsafe { call!(SYS_epoll_create1, of_the_kernel.bits()) })?;
     match entry.filter(|_| change.is_some() && (rotates || install::has_room(fd))) {
         Some(entry) => install::install(fd, entry),
         // While a fork is under way the child is to have it, too.
@@ -122,7 +122,7 @@ pub fn note_figures(epfd: RawFd, events: usize) {
 
 fn duplicate(fd: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: no pointers are involved.
-    number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })
+    to_fd(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })
 }
 
 /// `epoll_wait(2)`.
@@ -439,7 +439,7 @@ unsafe fn wait_further(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Res
     }
 }
 
-/// A wait that is over at once, in a set that is served here: something is ready, or it is not to last.
+/// A wait that is over at once, in a user-level set: something is ready, or it is not to last.
 /// None if it is another one.
 ///
 /// # Safety
@@ -491,7 +491,7 @@ unsafe fn harvest_at_once(
     (found != Ok(0) || !lasts).then_some(found)
 }
 
-/// A wait that may sleep, in a set with a number of ours.
+/// A wait that may sleep, in a user-level set.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -604,20 +604,20 @@ unsafe fn wait_passively(
 /// How far a wait gets without sleeping.
 enum Look {
     Done(Result<usize, Errno>),
-    Sleep(SharedBox<NumberedSet>),
+    Sleep(SharedBox<SetWithFd>),
     Not(Errno),
 }
 
-/// The outcome of a wait in a set of ours.
+/// The outcome of a wait in a user-level set.
 enum Waited {
     Found(usize),
-    /// The number stands for nothing of ours.
+    /// The fd stands for no user-level object.
     InTheKernels,
     /// The set is passive: no thread could make it active, for this reason.
     Not(Errno),
 }
 
-/// Waits in a set of ours.
+/// Waits in a user-level set.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -697,7 +697,7 @@ const FEW_EVENTS: usize = (16 << 12) / size_of::<Event>();
 
 /// How much of the room for events a wait can fill: looking at a page takes memory for it, and time.
 #[inline]
-fn fillable(set: &NumberedSet, room: usize) -> usize {
+fn fillable(set: &SetWithFd, room: usize) -> usize {
     match room > FEW_EVENTS {
         true => room.min(set.as_epoll().len_at_most().max(FEW_EVENTS)),
         false => room,

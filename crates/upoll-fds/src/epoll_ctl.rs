@@ -1,4 +1,4 @@
-//! `epoll_ctl(2)` by number.
+//! `epoll_ctl(2)` by fd.
 
 use std::mem::offset_of;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -11,7 +11,7 @@ use crate::interest::Interest;
 use crate::kernel::call;
 use crate::object::Object;
 use crate::passivity::MOST_TURNS;
-use crate::set::NumberedSet;
+use crate::set::SetWithFd;
 use crate::table::programs;
 use crate::{memory, table};
 use upoll_sys::backoff::nap;
@@ -101,7 +101,7 @@ fn ctl_otherwise(
         (Object::Epoll(set), Some(object), Some(Op::Add)) => {
             add_object(set, epfd, object, [fd, fd], interest)
         }
-        // The kernel set has none of ours in it, and has the same to say.
+        // The kernel set has no user-level member, and returns the same.
         (Object::Epoll(set), Some(object), Some(op)) => set
             .ctl_passive(Some(op), by_the_kernel)
             .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
@@ -116,7 +116,7 @@ fn ctl_otherwise(
 }
 
 /// The end of a change that failed. If it was for want of memory, or of fds, which the set needs to have
-/// members of ours beside the kernel's, it does without this one. Or the kernel serves the whole set from now on.
+/// user-level members beside the kernel's, it does without this one. Or the kernel serves the whole set from now on.
 #[cold]
 #[inline(never)]
 fn ctl_without_descriptors(
@@ -156,7 +156,7 @@ fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Re
 }
 
 fn ctl_object(
-    set: &NumberedSet,
+    set: &SetWithFd,
     op: Op,
     object: &Object,
     fd: RawFd,
@@ -166,7 +166,7 @@ fn ctl_object(
     set.as_epoll().ctl(op, target, interest.event())
 }
 
-/// Whether adding an object needs nothing of the set but that it is served here.
+/// Whether adding an object needs nothing of the set but that it is active.
 #[inline]
 pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     match object {
@@ -176,32 +176,32 @@ pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     }
 }
 
-/// Adds the object that `fd` stands for, under the `number` of an fd that was closed.
+/// Adds the object that `fd` stands for, under `key`, an fd that was closed.
 ///
 /// # Errors
-/// `EBADF`: `epfd` or `fd` stands for no object of ours, or is being changed. Else as [`epoll_ctl`].
+/// `EBADF`: `epfd` or `fd` stands for no user-level object, or is being changed. Else as [`epoll_ctl`].
 pub(crate) fn add_under(
     epfd: RawFd,
     fd: RawFd,
-    number: RawFd,
+    key: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
     let in_use = table::InUse::begin(epfd).ok_or(Errno::BADF)?;
     match (in_use.object(), in_use.add(fd)) {
         (Object::Epoll(set), Ok(Some(object))) => {
-            add_object(set, epfd, object, [fd, number], interest)
+            add_object(set, epfd, object, [fd, key], interest)
         }
         _ => Err(Errno::BADF),
     }
 }
 
-/// An object of ours in a set of ours, which has to be served here for that. It is added under `number`.
+/// Adds a user-level object under `key` to a user-level set, which becomes active for that.
 #[inline(never)]
 fn add_object(
-    set: &NumberedSet,
+    set: &SetWithFd,
     epfd: RawFd,
     object: &Object,
-    [fd, number]: [RawFd; 2],
+    [fd, key]: [RawFd; 2],
     interest: Interest,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
@@ -218,13 +218,13 @@ fn add_object(
         below.activate(fd)?;
         below.adopt(fd)?;
     }
-    ctl_object(set, Op::Add, object, number, interest)
+    ctl_object(set, Op::Add, object, key, interest)
 }
 
-/// A change of a kernel's descriptor in a set of ours.
+/// A change of a kernel fd in a user-level set.
 #[inline(never)]
 fn ctl_kernel(
-    set: &NumberedSet,
+    set: &SetWithFd,
     epfd: RawFd,
     op: Op,
     fd: RawFd,

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, EventFd, EventFdFlags};
 
-use crate::kernel::{self, call, number};
+use crate::kernel::{self, call, to_fd};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::slot::Entry;
@@ -27,7 +27,7 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
     );
     let entry = counter.and_then(|counter| Entry::new(Object::EventFd(counter)));
     // SAFETY: no pointers are involved.
-    let by_the_kernel = || number(unsafe { call!(SYS_eventfd2, initial, flags) });
+    let by_the_kernel = || to_fd(unsafe { call!(SYS_eventfd2, initial, flags) });
     let entry = match entry {
         // The kernel may have memory.
         Err(Errno::NOMEM) => return by_the_kernel(),
@@ -38,7 +38,7 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
         return by_the_kernel();
     };
     // SAFETY: no pointers are involved.
-    let fd = number(unsafe { call!(SYS_eventfd2, 0, flags) })?;
+    let fd = to_fd(unsafe { call!(SYS_eventfd2, 0, flags) })?;
     if !install::has_room(fd) {
         kernel::close(fd)?;
         return by_the_kernel();

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use upoll::Errno;
 use upoll::internal::own_fds;
 
-use crate::kernel::{call, int, number};
+use crate::kernel::{call, int, to_fd};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::table::programs;
@@ -15,11 +15,11 @@ use crate::{demote, eventfd, kernel, memory, table};
 
 /// `close(2)`.
 ///
-/// The open file goes with its last number; calls under way in other threads keep it until they
+/// The open file goes with its last fd; calls under way in other threads keep it until they
 /// are done.
 ///
 /// # Errors
-/// `EBADF`: the number is not open.
+/// `EBADF`: the fd is not open.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
     let fd = programs(fd);
     // Even if the kernel reports an error, the fd is closed.
@@ -51,7 +51,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     close_all(next, last, flags)
 }
 
-/// As [`close_range`], where no number is the library's own.
+/// As [`close_range`], where no fd is the library's own.
 fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     let in_kernel =
         // SAFETY: no pointers are involved.
@@ -61,7 +61,7 @@ fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     }
     let mut next = first;
     if first <= last {
-        for fd in table::numbers(first, last) {
+        for fd in table::fds(first, last) {
             let at = fd.cast_unsigned();
             // Closes the kernel fds before it and the fd itself in one call.
             table::close(fd, || in_kernel(next, at))?;
@@ -77,17 +77,17 @@ fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// `dup(2)`.
 ///
 /// # Errors
-/// `EBADF`: the number is not open. `EMFILE`: there is none left.
+/// `EBADF`: the fd is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
     let fd = programs(fd);
     // SAFETY: no pointers are involved.
-    table::copy(fd, || number(unsafe { call!(SYS_dup, fd) }))
+    table::copy(fd, || to_fd(unsafe { call!(SYS_dup, fd) }))
 }
 
 /// `dup2(2)`.
 ///
 /// # Errors
-/// `EBADF`: `fd` is not open, or `new` cannot be a number.
+/// `EBADF`: `fd` is not open, or `new` cannot be an fd.
 pub fn dup2(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     if fd == new {
         return kernel::check_open(programs(fd)).map(|()| new);
@@ -114,8 +114,8 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
         demote::demote(fd).map_err(|_| Errno::BADF)?;
     }
     table::replace(fd, new, || {
-        // SAFETY: no pointers are involved. The number is the caller's to close.
-        number(unsafe { call!(SYS_dup3, fd, new, flags) })
+        // SAFETY: no pointers are involved. The fd is the caller's to close.
+        to_fd(unsafe { call!(SYS_dup3, fd, new, flags) })
     })
 }
 
@@ -135,7 +135,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
-            Some(Some(capacity)) => number(Ok(capacity)),
+            Some(Some(capacity)) => int(Ok(capacity)),
             _ => in_kernel(),
         },
         libc::F_SETPIPE_SZ => {
@@ -154,7 +154,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
                 }))
             });
             match ours {
-                Some(Some(capacity)) => number(capacity),
+                Some(Some(capacity)) => int(capacity),
                 _ => in_kernel(),
             }
         }
@@ -212,7 +212,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
         return Ok(());
     };
     // SAFETY: no pointers are involved.
-    let in_kernel = || number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) });
+    let in_kernel = || int(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) });
     let mut flags = in_kernel()?;
     loop {
         object.follow_flags(flags);

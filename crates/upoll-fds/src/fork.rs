@@ -25,8 +25,8 @@ use upoll::Errno;
 use upoll::internal::boxed;
 
 use crate::fork_snapshot::SetSnapshots;
-use crate::kernel::{self, call, number};
-use crate::set::NumberedSet;
+use crate::kernel::{self, call, to_fd};
+use crate::set::SetWithFd;
 use crate::slot::in_use;
 use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, table};
 use upoll_sys::backoff::wait_until;
@@ -148,7 +148,7 @@ extern "C" fn after() {
 
 /// Prepares a fork for which the C library calls no handlers (`_Fork`, `clone`). After it the parent calls
 /// [`end_unseen_fork`]. The child calls [`end_unseen_fork_in_the_child`] or
-/// [`end_unseen_fork_with_numbers`].
+/// [`end_unseen_fork_with_fds`].
 #[doc(hidden)]
 pub fn begin_unseen_fork() {
     change::begin_fork();
@@ -192,12 +192,12 @@ pub unsafe fn end_unseen_fork_in_the_child() {
 /// # Safety
 /// As [`end_unseen_fork_in_the_child`].
 #[doc(hidden)]
-pub unsafe fn end_unseen_fork_with_numbers() {
+pub unsafe fn end_unseen_fork_with_fds() {
     // SAFETY: the caller's contract.
     unsafe { upoll::internal::begin_in_child(true) };
     forget_other_threads();
     keep(None);
-    for fd in table::numbers(0, u32::MAX) {
+    for fd in table::fds(0, u32::MAX) {
         table::set_alone(fd, None);
     }
 }
@@ -232,11 +232,11 @@ fn take_over(snapshot: Option<ForkSnapshot>) {
         .map(|snapshot| (snapshot.sets, snapshot.outer))
         .unzip();
     if let Some(sets) = &sets {
-        sets.take_numbers(&mut taken);
+        sets.take_fds(&mut taken);
     }
     taken.sort_unstable();
     let is_left = |fd: &RawFd| taken.binary_search(fd).is_err();
-    leave_to_the_parent(table::numbers(0, u32::MAX).filter(is_left));
+    leave_to_the_parent(table::fds(0, u32::MAX).filter(is_left));
     if let Some(sets) = &sets {
         sets.take_interests();
     }
@@ -246,16 +246,16 @@ fn take_over(snapshot: Option<ForkSnapshot>) {
 }
 
 /// Replaces these fds with ones on which calls fail with `EBADF`.
-fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
-    let mut numbers = numbers.peekable();
-    if numbers.peek().is_none() {
+fn leave_to_the_parent(fds: impl Iterator<Item = RawFd>) {
+    let mut fds = fds.peekable();
+    if fds.peek().is_none() {
         return;
     }
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
-    let nothing = number(unsafe { call!(SYS_openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
-    for fd in numbers {
-        if fork_snapshot::set_alone(fd).is_some_and(NumberedSet::is_passive) {
+    let nothing = to_fd(unsafe { call!(SYS_openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
+    for fd in fds {
+        if fork_snapshot::set_alone(fd).is_some_and(SetWithFd::is_passive) {
             // All members are in the kernel set, which both processes have.
         } else if let Ok(nothing) = nothing {
             kernel::replace(fd, nothing);

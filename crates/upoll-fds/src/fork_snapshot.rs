@@ -21,9 +21,9 @@ use std::ptr;
 use upoll::internal::SharedBox;
 use upoll::{CreateFlags, Epoll, Errno, Event, Op};
 
-use crate::kernel::{self, call, number};
+use crate::kernel::{self, call, to_fd};
 use crate::object::Object;
-use crate::set::NumberedSet;
+use crate::set::SetWithFd;
 use crate::signals::HeldBack;
 use crate::slot::Entry;
 use crate::{epoll_ctl, table};
@@ -34,8 +34,8 @@ pub(crate) struct SetSnapshots(Vec<SetSnapshot>);
 /// The snapshot of a set, from which the child makes another one.
 struct SetSnapshot {
     /// The parent's set: an address that is only compared.
-    of: *const NumberedSet,
-    numbers: Vec<RawFd>,
+    of: *const SetWithFd,
+    fds: Vec<RawFd>,
     rotates: bool,
     interests: Vec<Interest>,
 }
@@ -44,14 +44,14 @@ struct Interest {
     /// An fd of the file.
     fd: RawFd,
     /// The fd of the interest, which may be closed while another one keeps the file open.
-    number: RawFd,
+    key: RawFd,
     event: Event,
 }
 
 /// A member that the child has as well, with its fds.
 struct Member {
     object: Object,
-    numbers: Vec<RawFd>,
+    fds: Vec<RawFd>,
 }
 
 impl SetSnapshots {
@@ -64,7 +64,7 @@ impl SetSnapshots {
     fn list() -> Result<Vec<SetSnapshot>, Errno> {
         let mut members: Vec<Member> = Vec::new();
         let mut places = Places::new();
-        for fd in table::numbers(0, u32::MAX) {
+        for fd in table::fds(0, u32::MAX) {
             let Some(object) = table::get(fd).filter(stays_in_the_child) else {
                 continue;
             };
@@ -72,13 +72,13 @@ impl SetSnapshots {
             members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             match places.entry(object.as_file_ref(0).address()) {
                 hash_map::Entry::Occupied(known) => {
-                    push(&mut members[*known.get()].numbers, fd)?;
+                    push(&mut members[*known.get()].fds, fd)?;
                 }
                 hash_map::Entry::Vacant(new) => {
-                    let mut numbers = Vec::new();
-                    push(&mut numbers, fd)?;
+                    let mut fds = Vec::new();
+                    push(&mut fds, fd)?;
                     new.insert(members.len());
-                    members.push(Member { object, numbers });
+                    members.push(Member { object, fds });
                 }
             }
         }
@@ -92,14 +92,13 @@ impl SetSnapshots {
                 if set.rotates() != rotates {
                     continue;
                 }
-                let mut numbers = Vec::new();
-                numbers
-                    .try_reserve_exact(member.numbers.len())
+                let mut fds = Vec::new();
+                fds.try_reserve_exact(member.fds.len())
                     .map_err(|_| Errno::NOMEM)?;
-                numbers.extend_from_slice(&member.numbers);
+                fds.extend_from_slice(&member.fds);
                 let snapshot = SetSnapshot {
                     of: SharedBox::as_ptr(set),
-                    numbers,
+                    fds,
                     rotates,
                     interests: interests(set.as_epoll(), &members, &places)?,
                 };
@@ -115,7 +114,7 @@ impl SetSnapshots {
 
     /// Makes the fds stand for new sets, without their members. Called in the child. Adds these fds to
     /// `taken`.
-    pub(crate) fn take_numbers(&self, taken: &mut Vec<RawFd>) {
+    pub(crate) fn take_fds(&self, taken: &mut Vec<RawFd>) {
         let _held_back = HeldBack::begin();
         for snapshot in &self.0 {
             // The kernel set has all members of a passive set.
@@ -124,14 +123,14 @@ impl SetSnapshots {
                 set.is_some_and(|set| ptr::eq(set, snapshot.of))
             };
             // If there are no fds or no memory for it, the child does not get it.
-            let mut numbers = Vec::new();
-            let room = snapshot.numbers.len();
-            if numbers.try_reserve(room).is_err() || taken.try_reserve(room).is_err() {
+            let mut fds = Vec::new();
+            let room = snapshot.fds.len();
+            if fds.try_reserve(room).is_err() || taken.try_reserve(room).is_err() {
                 continue;
             }
-            numbers.extend(snapshot.numbers.iter().copied().filter(is_still));
-            if !numbers.is_empty() && snapshot.take(&numbers).is_ok() {
-                taken.extend(numbers);
+            fds.extend(snapshot.fds.iter().copied().filter(is_still));
+            if !fds.is_empty() && snapshot.take(&fds).is_ok() {
+                taken.extend(fds);
             }
         }
     }
@@ -143,14 +142,14 @@ impl SetSnapshots {
         for snapshot in &self.0 {
             let is_new =
                 |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, snapshot.of));
-            let Some(&epfd) = snapshot.numbers.iter().find(is_new) else {
+            let Some(&epfd) = snapshot.fds.iter().find(is_new) else {
                 continue;
             };
-            for &Interest { fd, number, event } in &snapshot.interests {
+            for &Interest { fd, key, event } in &snapshot.interests {
                 // The fd was closed just before the fork, or there is no memory for the member.
-                let _ = match fd == number {
+                let _ = match fd == key {
                     true => epoll_ctl::ctl(epfd, Op::Add as i32, fd, event.into()),
-                    false => epoll_ctl::add_under(epfd, fd, number, event.into()),
+                    false => epoll_ctl::add_under(epfd, fd, key, event.into()),
                 };
             }
         }
@@ -158,16 +157,16 @@ impl SetSnapshots {
 }
 
 impl SetSnapshot {
-    fn take(&self, numbers: &[RawFd]) -> Result<(), Errno> {
+    fn take(&self, fds: &[RawFd]) -> Result<(), Errno> {
         let flags = match self.rotates {
             true => CreateFlags::ROTATE,
             false => CreateFlags::empty(),
         };
         let set = Epoll::create(flags)?;
-        let set = Object::Epoll(SharedBox::new(NumberedSet::new(set, self.rotates))?);
+        let set = Object::Epoll(SharedBox::new(SetWithFd::new(set, self.rotates))?);
         // SAFETY: no pointers are involved.
-        let behind = number(unsafe { call!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
-        let taken = numbers.iter().try_for_each(|&fd| {
+        let behind = to_fd(unsafe { call!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
+        let taken = fds.iter().try_for_each(|&fd| {
             let entry = Entry::new(set.clone())?;
             kernel::replace(fd, behind);
             // The old object is the parent's. An interrupted call may still use it.
@@ -181,7 +180,7 @@ impl SetSnapshot {
 }
 
 /// Returns the set that an fd stands for in the child.
-pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
+pub(crate) fn set_alone(fd: RawFd) -> Option<&'static SetWithFd> {
     match table::alone(fd) {
         Some(Object::Epoll(set)) => Some(set),
         _ => None,
@@ -193,12 +192,12 @@ pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
 pub(crate) fn reopen_shared() -> Vec<RawFd> {
     let _held_back = HeldBack::begin();
     let mut reopened = HashMap::new();
-    let mut numbers = Vec::new();
-    for fd in table::numbers(0, u32::MAX) {
+    let mut fds = Vec::new();
+    for fd in table::fds(0, u32::MAX) {
         let Some(Object::EventFd(counter)) = table::alone(fd) else {
             continue;
         };
-        if reopened.try_reserve(1).is_err() || numbers.try_reserve(1).is_err() {
+        if reopened.try_reserve(1).is_err() || fds.try_reserve(1).is_err() {
             continue;
         }
         let new = match reopened.entry(counter.as_file_ref().address()) {
@@ -210,9 +209,9 @@ pub(crate) fn reopen_shared() -> Vec<RawFd> {
         };
         let Ok(entry) = Entry::new(new) else { continue };
         table::set_alone(fd, Some(entry));
-        numbers.push(fd);
+        fds.push(fd);
     }
-    numbers
+    fds
 }
 
 /// Returns whether a child has the object, or one like it. Objects that an interrupted call is
@@ -243,16 +242,16 @@ fn interests(set: &Epoll, members: &[Member], places: &Places) -> Result<Vec<Int
     interests
         .try_reserve_exact(in_kernel.len() + in_core.len())
         .map_err(|_| Errno::NOMEM)?;
-    interests.extend(in_kernel.into_iter().map(|(fd, event)| Interest {
-        fd,
-        number: fd,
-        event,
-    }));
-    for (at, number, event) in in_core {
-        let numbers = &members[at].numbers;
-        let own = numbers.iter().find(|&&known| known == number);
-        let fd = own.or(numbers.first());
-        interests.extend(fd.map(|&fd| Interest { fd, number, event }));
+    interests.extend(
+        in_kernel
+            .into_iter()
+            .map(|(fd, event)| Interest { fd, key: fd, event }),
+    );
+    for (at, key, event) in in_core {
+        let fds = &members[at].fds;
+        let own = fds.iter().find(|&&known| known == key);
+        let fd = own.or(fds.first());
+        interests.extend(fd.map(|&fd| Interest { fd, key, event }));
     }
     Ok(interests)
 }

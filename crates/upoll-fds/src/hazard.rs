@@ -154,7 +154,7 @@ mod kernel {
 
     /// Orders a thread's store to its record before its reads of words that other threads change.
     #[inline]
-    pub(crate) fn before_a_look() {
+    pub(crate) fn before_check() {
         if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER {
             full_fence();
         }
@@ -259,7 +259,7 @@ mod kernel {
     pub(super) fn return_at_the_end(_: &'static Record) {}
 
     /// A fence only without kernel barriers, as in the library.
-    pub(crate) fn before_a_look() {
+    pub(crate) fn before_check() {
         if broken(Rule::KernelHasBarriers) {
             fence(Ordering::SeqCst);
         }
@@ -277,7 +277,7 @@ mod kernel {
     }
 }
 
-pub(crate) use self::kernel::{before_a_look, see_others};
+pub(crate) use self::kernel::{before_check, see_others};
 use self::kernel::{new_record, return_at_the_end};
 
 /// The thread's own records.
@@ -382,14 +382,14 @@ fn take_record(mine: &Mine) -> &'static Record {
 pub(crate) fn wipe(record: &Record) {
     record.another.store(ptr::null_mut(), Ordering::Release);
     record.entry.store(ptr::null_mut(), Ordering::Release);
-    before_a_look();
+    before_check();
 }
 
 /// Stores an entry in a record. The caller then checks whether the slot still leads there.
 #[inline(always)]
 pub(crate) fn note<T>(place: &AtomicPtr<()>, entry: NonNull<T>) {
     place.store(entry.as_ptr().cast(), Ordering::Relaxed);
-    before_a_look();
+    before_check();
 }
 
 /// Returns the thread's record for a call that begins.
@@ -447,13 +447,13 @@ impl Mark {
     }
 }
 
-/// Returns whether no other thread has this mark. If `patiently`, waits a while for that.
-pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
+/// Returns whether no other thread has this mark. If `waits`, waits a while for that.
+pub(crate) fn wait_until_unmarked(mark: Mark, waits: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));
     others.all(|record| {
         let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
-        let tries = if patiently { PATIENCE } else { 0 };
+        let tries = if waits { MOST_TRIES } else { 0 };
         let mut waiting = Backoff::new();
         for _ in 0..tries {
             if !is_marked() {
@@ -467,13 +467,13 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 
 /// How often to wait for a call before it counts as a long one: about two milliseconds.
 #[cfg(not(upoll_loom))]
-pub(crate) const PATIENCE: usize = Backoff::SHORT + 5;
+pub(crate) const MOST_TRIES: usize = Backoff::SHORT + 5;
 #[cfg(upoll_loom)]
-pub(crate) const PATIENCE: usize = 0;
+pub(crate) const MOST_TRIES: usize = 0;
 
 /// The same for a caller that cannot leave the entry to the call: five seconds, because the last
 /// waits take a millisecond each.
-pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
+pub(crate) const MORE_TRIES: usize = MOST_TRIES + 5000;
 
 /// Waits until no call uses `entry`, which no slot leads to any more.
 ///

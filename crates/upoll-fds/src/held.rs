@@ -12,7 +12,7 @@ use crate::object::Object;
 use crate::signals::HeldBack;
 use crate::slot::Entry;
 use crate::sync::{Rule, broken};
-use crate::table::{numbers, slot};
+use crate::table::{fds, slot};
 
 /// A user-level fd that is kept from being looked up.
 struct HeldFd {
@@ -31,7 +31,7 @@ pub(crate) struct Held {
     /// Fds of one group are next to each other.
     fds: Vec<HeldFd>,
     /// All of them in ascending order.
-    numbers: Vec<RawFd>,
+    sorted: Vec<RawFd>,
 }
 
 /// All fds of one object, or of both ends of one, that are kept from being looked up.
@@ -51,7 +51,7 @@ pub(crate) fn hold(
 ) -> Result<Held, Errno> {
     let mut held = Held {
         fds: Vec::new(),
-        numbers: Vec::new(),
+        sorted: Vec::new(),
     };
     // A copy of an fd is found at the latest in the pass after the one that has held the fd.
     counts::repeat_passes(|| held.hold_more(&is_meant))?;
@@ -69,7 +69,7 @@ impl Held {
     fn hold_more(&mut self, is_meant: impl Fn(&Object) -> bool) -> Result<bool, Errno> {
         let known = self.fds.len();
         let mut at = 0;
-        for fd in numbers(0, u32::MAX) {
+        for fd in fds(0, u32::MAX) {
             while at < known && self.fds[at].fd < fd {
                 at += 1;
             }
@@ -102,8 +102,8 @@ impl Held {
     /// Puts the fds of each group next to each other, and the groups in the order of their lowest fds.
     fn group(&mut self) -> Result<(), Errno> {
         let count = self.fds.len();
-        self.numbers.try_reserve(count).map_err(|_| Errno::NOMEM)?;
-        self.numbers.extend(self.fds.iter().map(|held| held.fd));
+        self.sorted.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+        self.sorted.extend(self.fds.iter().map(|held| held.fd));
         let mut ties = Vec::new();
         ties.try_reserve(count).map_err(|_| Errno::NOMEM)?;
         let tied = |(at, held): (usize, &HeldFd)| (held.object().tie(), at);
@@ -125,7 +125,7 @@ impl Held {
         }
         entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        hazard::wait_until_all_unused(&entries, hazard::MORE_PATIENCE, |entry| {
+        hazard::wait_until_all_unused(&entries, hazard::MORE_TRIES, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });
@@ -154,18 +154,18 @@ impl Held {
             }
             !is_left
         });
-        if self.fds.len() < self.numbers.len() {
+        if self.fds.len() < self.sorted.len() {
             // There is room for them.
-            self.numbers.clear();
-            self.numbers.extend(self.fds.iter().map(|held| held.fd));
-            self.numbers.sort_unstable();
+            self.sorted.clear();
+            self.sorted.extend(self.fds.iter().map(|held| held.fd));
+            self.sorted.sort_unstable();
         }
     }
 
     /// Returns the user-level fds that are not held.
     pub(crate) fn others(&self) -> impl Iterator<Item = RawFd> {
-        let is_held = |fd: &RawFd| self.numbers.binary_search(fd).is_ok();
-        numbers(0, u32::MAX).filter(move |fd| !is_held(fd))
+        let is_held = |fd: &RawFd| self.sorted.binary_search(fd).is_ok();
+        fds(0, u32::MAX).filter(move |fd| !is_held(fd))
     }
 
     /// Returns the objects that no call uses any more, each with the [first fd](Group::first) of its group.

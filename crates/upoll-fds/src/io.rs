@@ -96,7 +96,7 @@ fn holds(object: &Object) -> usize {
 /// `read(2)`.
 ///
 /// # Errors
-/// - `EBADF`: the number is not open for reading.
+/// - `EBADF`: the fd is not open for reading.
 /// - `EINVAL`: it stands for a set, or an embedder's object; `count` is less than an eventfd's 8.
 /// - `EFAULT`: `buffer` cannot be written, or `count` is more than the address space. An eventfd's
 ///   value is consumed in the first case, as in Linux.
@@ -230,7 +230,7 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 /// `write(2)`.
 ///
 /// # Errors
-/// - `EBADF`: the number is not open for writing.
+/// - `EBADF`: the fd is not open for writing.
 /// - `EINVAL`: it stands for a set, or an embedder's object; for an eventfd, `count` is not 8 or the
 ///   value is 2^64-1.
 /// - `EFAULT`: `buffer` cannot be read.

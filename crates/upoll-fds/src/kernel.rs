@@ -1,4 +1,4 @@
-//! System calls, passed on as they are: for numbers that are the kernel's, and for the kernel
+//! System calls, passed on as they are: for fds that are the kernel's, and for the kernel
 //! objects that stand behind ours.
 //!
 //! They are inline: a library that exports the C library's names must not meet itself here.
@@ -15,7 +15,7 @@ macro_rules! call {
     };
 }
 
-/// The same for a call that may sleep in the midst of one of ours.
+/// The same for a call that may sleep in the midst of one of this library's.
 macro_rules! interruptible {
     ($number:ident $(, $argument:expr)* $(,)?) => {
         ::upoll_sys::interruptible!($number $(, $argument)*).map_err(::upoll::Errno::from_raw)
@@ -25,8 +25,8 @@ macro_rules! interruptible {
 pub(crate) use {call, interruptible};
 
 /// Converts the result of a call that opens an fd.
-pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
-    result.map(|number| RawFd::try_from(number).expect("descriptor numbers are ints"))
+pub(crate) fn to_fd(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
+    result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
 }
 
 /// Converts the result of a call that returns an int, as the C library does.
@@ -37,7 +37,7 @@ pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
 
 /// `close(2)`.
 pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: the caller owns the number, or passes on the call of somebody who does.
+    // SAFETY: the caller owns the fd, or passes on the call of somebody who does.
     unsafe { call!(SYS_close, fd) }.map(drop)
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn replace(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Whether a number is open at all (`fcntl(F_GETFD)`).
+/// Whether an fd is open at all (`fcntl(F_GETFD)`).
 pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     unsafe { call!(SYS_fcntl, fd, libc::F_GETFD) }.map(drop)
@@ -63,7 +63,7 @@ pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
 pub(crate) fn read_file<'a>(path: &CStr, room: &'a mut [u8]) -> &'a [u8] {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
-    let file = number(unsafe { call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    let file = to_fd(unsafe { call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     let Ok(file) = file else {
         return &[];
     };

@@ -94,7 +94,7 @@ pub use crate::eventfd::{
 pub use crate::fd_ops::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 #[doc(hidden)]
 pub use crate::fork::{
-    begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_numbers,
+    begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_fds,
 };
 #[doc(hidden)]
 pub use crate::install::prepare;
@@ -109,7 +109,7 @@ pub use crate::select::{UserSets, number_of_selected, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
 pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};
-pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};
+pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_fds};
 #[doc(hidden)]
 pub use crate::table::{is_ours, may_be_ours};
 /// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.

@@ -8,13 +8,13 @@ use upoll::{
     StreamSocket,
 };
 
-use crate::kernel::{call, number};
-use crate::set::NumberedSet;
+use crate::kernel::{call, int};
+use crate::set::SetWithFd;
 
-/// A user-level object with a number. A clone is another reference to the same open file.
+/// A user-level object with an fd. A clone is another reference to the same open file.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
-    Epoll(SharedBox<NumberedSet>),
+    Epoll(SharedBox<SetWithFd>),
     EventFd(EventFd),
     PipeReader(PipeReader),
     PipeWriter(PipeWriter),
@@ -24,9 +24,9 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// As an open file, by the number that it goes by.
+    /// As an open file, by the fd that it goes by.
     #[inline]
-    pub(crate) fn as_file_ref(&self, number: RawFd) -> FileRef<'_> {
+    pub(crate) fn as_file_ref(&self, fd: RawFd) -> FileRef<'_> {
         match self {
             Object::Epoll(set) => set.as_epoll().as_file_ref(),
             Object::EventFd(counter) => counter.as_file_ref(),
@@ -35,7 +35,7 @@ impl Object {
             Object::Socket(socket) => socket.as_file_ref(),
             Object::Own(file) => file.as_file_ref(),
         }
-        .numbered(number)
+        .with_fd(fd)
     }
 
     /// Whether the kernel has it now.
@@ -106,7 +106,7 @@ impl Object {
             && counter.is_shared()
         {
             // SAFETY: no pointers are involved.
-            if let Ok(flags) = number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }) {
+            if let Ok(flags) = int(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }) {
                 self.follow_flags(flags);
             }
         }

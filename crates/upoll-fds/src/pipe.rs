@@ -1,4 +1,4 @@
-//! `pipe(2)` and `socketpair(2)`: two numbers at once.
+//! `pipe(2)` and `socketpair(2)`: two fds at once.
 
 use std::os::fd::RawFd;
 
@@ -26,34 +26,34 @@ pub unsafe fn pipe(fds: *mut [RawFd; 2]) -> Result<(), Errno> {
 /// `pipe2(2)`. A notification pipe is the kernel's.
 ///
 /// # Errors
-/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`: the kernel has no numbers to give. `EFAULT`: the
-/// numbers cannot be written.
+/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`: the kernel has no fds to give. `EFAULT`: the
+/// fds cannot be written.
 ///
 /// # Safety
 /// Memory that `fds` leads to is the caller's, and nobody else uses it.
 pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let _section = Section::begin();
-    let mut numbers = [-1; 2];
+    let mut opened = [-1; 2];
     let change = change::Change::try_begin();
-    // SAFETY: there is room for two numbers.
-    unsafe { call!(SYS_pipe2, numbers.as_mut_ptr(), flags) }?;
+    // SAFETY: there is room for two fds.
+    unsafe { call!(SYS_pipe2, opened.as_mut_ptr(), flags) }?;
     let ends = upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.and_then(|(reader, writer)| {
-        adopt_capacity(&reader, numbers[0])?;
+        adopt_capacity(&reader, opened[0])?;
         let reader = Entry::new(Object::PipeReader(reader))?;
         Ok([reader, Entry::new(Object::PipeWriter(writer))?])
     });
     // While a fork is under way it is the kernel's: the child is to have it, too. So it is without memory.
     let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
-    unsafe { give(fds, numbers, ends) }
+    unsafe { give(fds, opened, ends) }
 }
 
 /// Sets a pipe's capacity to that of the kernel's behind it: a demotion moves the whole content there. The kernel's pipe is small
 /// if the pipes of its user have many pages (`pipe-user-pages-soft`).
-fn adopt_capacity(reader: &PipeReader, number: RawFd) -> Result<(), Errno> {
+fn adopt_capacity(reader: &PipeReader, fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
-    let capacity = unsafe { call!(SYS_fcntl, number, libc::F_GETPIPE_SZ) }?;
+    let capacity = unsafe { call!(SYS_fcntl, fd, libc::F_GETPIPE_SZ) }?;
     match capacity == reader.capacity() {
         true => Ok(()),
         false => reader.set_capacity(capacity).map(drop),
@@ -63,7 +63,7 @@ fn adopt_capacity(reader: &PipeReader, number: RawFd) -> Result<(), Errno> {
 /// `socketpair(2)`. Stream sockets of `AF_UNIX` are user-level; all others are the kernel's.
 ///
 /// # Errors
-/// The kernel's. `EFAULT`: the numbers cannot be written.
+/// The kernel's. `EFAULT`: the fds cannot be written.
 ///
 /// # Safety
 /// As [`pipe2`].
@@ -80,10 +80,10 @@ pub unsafe fn socketpair(
         return unsafe { call!(SYS_socketpair, domain, kind, protocol, fds) }.map(drop);
     }
     let _section = Section::begin();
-    let mut numbers = [-1; 2];
+    let mut opened = [-1; 2];
     let change = change::Change::try_begin();
-    // SAFETY: there is room for two numbers.
-    unsafe { call!(SYS_socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
+    // SAFETY: there is room for two fds.
+    unsafe { call!(SYS_socketpair, domain, kind, protocol, opened.as_mut_ptr()) }?;
     let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.and_then(|(one, other)| {
         let one = Entry::new(Object::Socket(one))?;
@@ -92,7 +92,7 @@ pub unsafe fn socketpair(
     // As above.
     let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
-    unsafe { give(fds, numbers, ends) }
+    unsafe { give(fds, opened, ends) }
 }
 
 /// Installs both ends if they are user-level, and writes their fds to the caller's memory.
@@ -101,27 +101,27 @@ pub unsafe fn socketpair(
 /// As [`pipe2`].
 unsafe fn give(
     fds: *mut [RawFd; 2],
-    numbers: [RawFd; 2],
+    opened: [RawFd; 2],
     entries: Option<[Box<Entry>; 2]>,
 ) -> Result<(), Errno> {
     let close_both = |errno| {
-        for fd in numbers {
+        for fd in opened {
             // The kernel has just given it out; one that is gone again is as well.
             let _ = crate::close(fd);
         }
         errno
     };
     if let Some(entries) = entries {
-        install::install_both(numbers, entries);
+        install::install_both(opened, entries);
     }
     // SAFETY: the caller's contract.
-    unsafe { memory::write(fds, numbers) }.map_err(close_both)
+    unsafe { memory::write(fds, opened) }.map_err(close_both)
 }
 
 /// `shutdown(2)`.
 ///
 /// # Errors
-/// `ENOTSOCK`: the number does not stand for a socket. `EINVAL`: no such half. Else those of the
+/// `ENOTSOCK`: the fd does not stand for a socket. `EINVAL`: no such half. Else those of the
 /// kernel.
 pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     let ours = table::with(fd, |object| match object {

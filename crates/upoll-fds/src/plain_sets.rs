@@ -19,10 +19,10 @@
 //!   claims fails (`Record::begin_wait`, `Record::take`).
 //! - A thread that adds a kernel member says so, then looks whether the set is being taken over; a thread that
 //!   takes it over says so, then looks for members (`Record::note_member`).
-//! - A thread that copies the number counts itself, then looks whether the set is being taken over; a thread
+//! - A thread that copies the fd counts itself, then looks whether the set is being taken over; a thread
 //!   that takes it over says so, then looks at the count (`Record::begin_copy`).
-//! - A thread that copies a number counts itself, then looks whether the number is still the set's; a thread that
-//!   closes the number takes it away, then looks at the count (`Record::lose_number`).
+//! - A thread that copies an fd counts itself, then looks whether the fd is still the set's; a thread that
+//!   closes the fd takes it away, then looks at the count (`Record::lose_fd`).
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
 //! - A thread that polls looks at the generation, then for a takeover; a thread that takes a set over publishes that,
@@ -53,8 +53,8 @@ const fn is_being_taken(state: usize) -> bool {
 pub(crate) struct Record {
     state: AtomicUsize,
     /// The number of the set's fds that the library knows.
-    #[cfg_attr(upoll_loom, expect(dead_code, reason = "models have no numbers"))]
-    numbers: AtomicUsize,
+    #[cfg_attr(upoll_loom, expect(dead_code, reason = "models have no fds"))]
+    fds: AtomicUsize,
     /// The number of threads that are making another fd.
     copies: AtomicUsize,
     /// The generation of the set, which ends when another process may come to have it.
@@ -70,7 +70,7 @@ macro_rules! new_record {
     () => {
         Record {
             state: AtomicUsize::new(NOT_PLAIN),
-            numbers: AtomicUsize::new(0),
+            fds: AtomicUsize::new(0),
             copies: AtomicUsize::new(0),
             generation: AtomicUsize::new(0),
             is_waiting: AtomicBool::new(false),
@@ -194,12 +194,12 @@ impl Record {
 
     /// Begins to make another fd for the set. Returns whether that is to be [ended](Self::end_copy). It is not if
     /// the copied fd is no longer the set's, or if the set is now user-level or the kernel's for good.
-    pub(crate) fn begin_copy(&self, me: usize, is_number: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn begin_copy(&self, me: usize, is_fd: impl FnOnce() -> bool) -> bool {
         self.copies.fetch_add(1, Ordering::SeqCst);
         // `take` reads it after it has set the state.
         self.outlast_take(me);
-        // A close of the number takes it away before it reads the count.
-        if is_number() && self.state() != NOT_PLAIN {
+        // A close of the fd takes it away before it reads the count.
+        if is_fd() && self.state() != NOT_PLAIN {
             return true;
         }
         self.end_copy();
@@ -212,7 +212,7 @@ impl Record {
 
     /// Leaves the set to the kernel for good if an fd is being copied as the set loses one. Another file may have
     /// that fd before the kernel makes the copy, which would be taken for one of the set.
-    pub(crate) fn lose_number(&self, me: usize) {
+    pub(crate) fn lose_fd(&self, me: usize) {
         self.outlast_take(me);
         if self.copies.load(Ordering::SeqCst) != 0 {
             self.forget(me);
@@ -374,7 +374,7 @@ impl Generations {
         self.made_in.load(Ordering::Relaxed) != NO_GENERATION
     }
 
-    /// As `numbers::may_name_any`, on the thread that `me` returns.
+    /// As `fds::may_name_any`, on the thread that `me` returns.
     #[inline]
     pub(crate) fn may_name_any(&self, me: impl FnOnce() -> usize) -> bool {
         if self.may_have_sets() && !counts::has_any() {
@@ -400,15 +400,15 @@ impl Generations {
 }
 
 #[cfg(not(upoll_loom))]
-pub use self::numbers::{
+pub use self::fds::{
     begin_copy, begin_to_make, begin_wait, begin_wait_again, close, close_between, end_copy,
     forget, forget_all, has_record, is_plain, may_name_any, note_member,
 };
 #[cfg(not(upoll_loom))]
-pub(crate) use self::numbers::{forget_before_fork, forget_closed, note, take_over};
+pub(crate) use self::fds::{forget_before_fork, forget_closed, note, take_over};
 
 #[cfg(not(upoll_loom))]
-mod numbers {
+mod fds {
     use std::os::fd::RawFd;
 
     use super::{Generations, NO_GENERATION, NOT_PLAIN, Record, is_being_taken};
@@ -417,13 +417,13 @@ mod numbers {
     use crate::sync::{AtomicUsize, Ordering};
 
     /// No fd from this one on stands for a plain set.
-    const NUMBERS: usize = 1024;
+    const FDS: usize = 1024;
 
     /// The records, each at the first fd of its set.
-    static RECORDS: [Record; NUMBERS] = [const { Record::new() }; NUMBERS];
+    static RECORDS: [Record; FDS] = [const { Record::new() }; FDS];
 
     /// The index of each fd's record, plus one; 0 if the fd has none.
-    static PLACES: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
+    static PLACES: [AtomicUsize; FDS] = [const { AtomicUsize::new(0) }; FDS];
 
     static GENERATIONS: Generations = Generations::new();
 
@@ -442,8 +442,8 @@ mod numbers {
     fn clear(place: &AtomicUsize) {
         let record = RECORDS.get(place.swap(0, Ordering::SeqCst).wrapping_sub(1));
         let Some(record) = record else { return };
-        record.lose_number(this_thread());
-        if record.numbers.fetch_sub(1, Ordering::SeqCst) == 1 {
+        record.lose_fd(this_thread());
+        if record.fds.fetch_sub(1, Ordering::SeqCst) == 1 {
             record.forget(this_thread());
         }
     }
@@ -472,13 +472,13 @@ mod numbers {
         }
     }
 
-    /// Returns whether there is a record of the number. If not, it stands for no plain set.
+    /// Returns whether there is a record of the fd. If not, it stands for no plain set.
     #[inline]
     pub fn has_record(fd: RawFd) -> bool {
         place(fd).is_some_and(|place| place.load(Ordering::Acquire) != 0)
     }
 
-    /// Returns whether the number stands for a plain set.
+    /// Returns whether the fd stands for a plain set.
     #[inline]
     pub fn is_plain(fd: RawFd) -> bool {
         record(fd).is_some_and(|record| record.state() != NOT_PLAIN)
@@ -504,7 +504,7 @@ mod numbers {
                 return false;
             }
             let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
-            let counted = record.numbers.compare_exchange(0, 1, success, failure);
+            let counted = record.fds.compare_exchange(0, 1, success, failure);
             counted.is_ok()
         };
         if generation != NO_GENERATION && is_free() {
@@ -549,7 +549,7 @@ mod numbers {
         GENERATIONS.end_before_fork(this_thread());
     }
 
-    /// Before a number is closed. To be called before it is looked up in the table.
+    /// Before an fd is closed. To be called before it is looked up in the table.
     #[inline]
     pub fn close(fd: RawFd) {
         if let Some(place) = place(fd)
@@ -559,17 +559,17 @@ mod numbers {
         }
     }
 
-    /// As [`close`], for all numbers from `first` to `last`.
+    /// As [`close`], for all fds from `first` to `last`.
     pub fn close_between(first: u32, last: u32) {
-        let last = (last as usize).min(NUMBERS - 1);
+        let last = (last as usize).min(FDS - 1);
         if GENERATIONS.has_had_sets() {
             let places = PLACES.get(first as usize..=last);
             places.into_iter().flatten().for_each(clear);
         }
     }
 
-    /// Before the number of a set is copied: returns what the copy is to be [ended](end_copy) with, if it is a
-    /// plain set. To be called before the number is looked up in the table.
+    /// Before the fd of a set is copied: returns what the copy is to be [ended](end_copy) with, if it is a
+    /// plain set. To be called before the fd is looked up in the table.
     #[inline]
     pub fn begin_copy(fd: RawFd) -> Option<usize> {
         let place = place(fd)?;
@@ -583,28 +583,28 @@ mod numbers {
     fn begin_copy_of(place: &AtomicUsize) -> Option<usize> {
         loop {
             let at = place.load(Ordering::SeqCst).checked_sub(1)?;
-            let is_number = || place.load(Ordering::SeqCst) == at + 1;
-            if RECORDS[at].begin_copy(this_thread(), is_number) {
+            let is_fd = || place.load(Ordering::SeqCst) == at + 1;
+            if RECORDS[at].begin_copy(this_thread(), is_fd) {
                 return Some(at);
             }
-            // Otherwise the number has come to be that of another set.
-            if is_number() {
+            // Otherwise the fd has come to be that of another set.
+            if is_fd() {
                 return None;
             }
         }
     }
 
-    /// The kernel has made the number `new`, or none if that is negative.
+    /// The kernel has made the fd `new`, or none if that is negative.
     #[cold]
     pub fn end_copy(copy: usize, new: RawFd) {
         let record = &RECORDS[copy];
         match place(new) {
             Some(place) => {
                 clear(place);
-                record.numbers.fetch_add(1, Ordering::Relaxed);
+                record.fds.fetch_add(1, Ordering::Relaxed);
                 place.store(copy + 1, Ordering::Release);
             }
-            // The library keeps no record of so high a number.
+            // The library keeps no record of so high an fd.
             None if new >= 0 => record.forget(this_thread()),
             None => {}
         }
@@ -619,7 +619,7 @@ mod numbers {
         before: bool,
     }
 
-    /// As `Record::begin_wait`. To be called before the number is looked up in the table.
+    /// As `Record::begin_wait`. To be called before the fd is looked up in the table.
     #[inline]
     pub fn begin_wait(epfd: RawFd) -> Option<Wait> {
         let record = record(epfd)?;
@@ -627,7 +627,7 @@ mod numbers {
         Some(Wait { record, before })
     }
 
-    /// As `Record::begin_wait_again`. To be called before the number is looked up in the table.
+    /// As `Record::begin_wait_again`. To be called before the fd is looked up in the table.
     #[inline]
     pub fn begin_wait_again(epfd: RawFd) -> Option<Wait> {
         let record = record(epfd)?;
@@ -643,7 +643,7 @@ mod numbers {
         }
     }
 
-    /// As `Record::note_member`. To be called before the number is looked up in the table.
+    /// As `Record::note_member`. To be called before the fd is looked up in the table.
     #[inline]
     pub fn note_member(epfd: RawFd) {
         if let Some(record) = record(epfd) {
@@ -673,9 +673,9 @@ mod numbers {
         }
         match record.take(me, || GENERATIONS.now()) {
             Some(has_members) => {
-                let numbers = (0..).zip(&PLACES);
+                let fds = (0..).zip(&PLACES);
                 let is_its = |place: &AtomicUsize| place.load(Ordering::SeqCst) == at + 1;
-                let mut fds = numbers.filter_map(|(fd, place)| is_its(place).then_some(fd));
+                let mut fds = fds.filter_map(|(fd, place)| is_its(place).then_some(fd));
                 install(&mut fds, has_members);
                 record.end_take();
             }

@@ -1,4 +1,4 @@
-//! `poll(2)` and `ppoll(2)` by number.
+//! `poll(2)` and `ppoll(2)` by fd.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
@@ -324,7 +324,7 @@ unsafe fn poll_once(
             None if asked.fd < 0 => PollFd::ignored(),
             None if own_fds::is_own(asked.fd) => PollFd::not_open(),
             None => {
-                // SAFETY: a number that is not open shows as such; it is not closed here.
+                // SAFETY: an fd that is not open shows as such; it is not closed here.
                 let fd = unsafe { BorrowedFd::borrow_raw(asked.fd) };
                 PollFd::from_target(Target::Kernel(fd), events)
             }
@@ -371,7 +371,7 @@ unsafe fn poll_once(
     }
 }
 
-/// Whether `fd` still stands for `object`, or for none of ours if that is `None`. Linux looks every fd up
+/// Whether `fd` still stands for `object`, or for no user-level object if that is `None`. Linux looks every fd up
 /// again each time it checks the list, so one that was closed or replaced meanwhile is not the file that
 /// the call began to wait for.
 pub(crate) fn is_same(fd: RawFd, object: Option<&Object>) -> bool {

@@ -199,7 +199,7 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
                 return None;
             }
             let bit = left & left.wrapping_neg();
-            let events = look(at * WORD + left.trailing_zeros() as usize)?;
+            let events = ready_events(at * WORD + left.trailing_zeros() as usize)?;
             left &= !bit;
             let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
             for (which, kind) in kinds.into_iter().enumerate() {
@@ -229,14 +229,14 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
 /// Returns the current events of a user-level object. Returns `None` if the fd stands for none, or for
 /// one that must be polled in another way.
 #[inline]
-fn look(number: usize) -> Option<Events> {
-    let number = RawFd::try_from(number).ok()?;
-    let in_use = table::InUse::begin(number)?;
+fn ready_events(fd: usize) -> Option<Events> {
+    let fd = RawFd::try_from(fd).ok()?;
+    let in_use = table::InUse::begin(fd)?;
     let object = in_use.object();
     if matches!(object, Object::Epoll(set) if set.is_passive()) {
         return None;
     }
-    let ready = object.as_file_ref(number).ready();
+    let ready = object.as_file_ref(fd).ready();
     // A demoted object shows HUP; of a pipe's two ends the writing one shows ERR.
     let may_be_stale = ready.intersects(Events::HUP | Events::ERR);
     (!may_be_stale || !object.is_stale()).then_some(ready)
@@ -255,14 +255,14 @@ unsafe fn select_once(
 ) -> Result<Option<usize>, Errno> {
     let mut objects = SmallVec::<[(RawFd, Object); 8]>::new();
     for copy in asked.iter().flatten() {
-        for number in copy.iter().take_while(|&number| number < end) {
-            let Err(at) = objects.binary_search_by_key(&number, |(known, _)| *known) else {
+        for fd in copy.iter().take_while(|&fd| fd < end) {
+            let Err(at) = objects.binary_search_by_key(&fd, |(known, _)| *known) else {
                 continue;
             };
-            if let Some(object) = table::get_to_watch(number)? {
+            if let Some(object) = table::get_to_watch(fd)? {
                 objects.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                objects.insert(at, (number, object));
-            } else if own_fds::is_own(number) {
+                objects.insert(at, (fd, object));
+            } else if own_fds::is_own(fd) {
                 return Err(Errno::BADF);
             }
         }
@@ -271,12 +271,12 @@ unsafe fn select_once(
         // SAFETY: the caller's contract.
         return unsafe { pass_on(end, sets, limit, mask) }.map(Some);
     }
-    let resolve = |number: RawFd| {
-        let known = objects.binary_search_by_key(&number, |(known, _)| *known);
+    let resolve = |fd: RawFd| {
+        let known = objects.binary_search_by_key(&fd, |(known, _)| *known);
         Some(match known {
-            Ok(at) => Target::File(objects[at].1.as_file_ref(number)),
+            Ok(at) => Target::File(objects[at].1.as_file_ref(fd)),
             // SAFETY: the kernel finds out if it is not open; it is not closed here.
-            Err(_) => Target::Kernel(unsafe { BorrowedFd::borrow_raw(number) }),
+            Err(_) => Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         })
     };
     let mut copies = [const { None }; 3];
@@ -296,15 +296,15 @@ unsafe fn select_once(
         Err(errno) => return Err(errno),
     }
     if ended.is_ok() && objects.iter().any(|(_, object)| object.is_stale()) {
-        for (number, _) in objects.iter().filter(|(_, object)| object.is_stale()) {
-            table::leave_if_stale(*number);
+        for (fd, _) in objects.iter().filter(|(_, object)| object.is_stale()) {
+            table::leave_if_stale(*fd);
         }
         return Ok(None);
     }
     let mut ready = ended.unwrap_or(0);
-    for (number, object) in &objects {
-        if !is_same(*number, Some(object)) {
-            ready = correct(*number, asked, &mut copies, ready)?;
+    for (fd, object) in &objects {
+        if !is_same(*fd, Some(object)) {
+            ready = correct(*fd, asked, &mut copies, ready)?;
         }
     }
     match ended {
@@ -329,29 +329,26 @@ unsafe fn select_once(
 /// ready now. A closed fd is ready in every set, as in Linux. Returns how many bits are then set,
 /// given that `ready` were set before.
 fn correct(
-    number: RawFd,
+    fd: RawFd,
     asked: &[Option<FdSet>; 3],
     found: &mut [Option<FdSet>; 3],
     mut ready: usize,
 ) -> Result<usize, Errno> {
     let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
-    let state = state_now(
-        number,
-        kinds.into_iter().fold(Events::empty(), Events::union),
-    )?;
+    let state = state_now(fd, kinds.into_iter().fold(Events::empty(), Events::union))?;
     for ((asked, found), kind) in asked.iter().zip(found).zip(kinds) {
         let (Some(asked), Some(found)) = (asked, found) else {
             continue;
         };
-        if !asked.contains(number) {
+        if !asked.contains(fd) {
             continue;
         }
-        ready -= usize::from(found.contains(number));
+        ready -= usize::from(found.contains(fd));
         if state.intersects(kind) {
-            found.insert(number);
+            found.insert(fd);
             ready += 1;
         } else {
-            found.remove(number);
+            found.remove(fd);
         }
     }
     Ok(ready)
@@ -383,7 +380,7 @@ unsafe fn pass_on(
     ready
 }
 
-/// Returns how many numbers of its sets a call looks at. The kernel lowers `n` to the size of its table of fds, and does not
+/// Returns how many fds of its sets a call looks at. The kernel lowers `n` to the size of its table of fds, and does not
 /// look at a set beyond it. Up to `FD_SETSIZE` every `fd_set` has memory.
 #[doc(hidden)]
 #[must_use]

@@ -32,7 +32,7 @@ const UNKNOWN: usize = usize::MAX / 2;
 
 /// A set, and the state of the kernel set behind it.
 #[derive(Debug)]
-pub(crate) struct NumberedSet {
+pub(crate) struct SetWithFd {
     set: Epoll,
     passivity: Passivity,
     rotates: bool,
@@ -42,9 +42,9 @@ pub(crate) struct NumberedSet {
     place: Place,
 }
 
-impl NumberedSet {
+impl SetWithFd {
     pub(crate) fn new(set: Epoll, rotates: bool) -> Self {
-        NumberedSet {
+        SetWithFd {
             set,
             passivity: match rotates {
                 // The kernel knows no rotation.
@@ -63,7 +63,7 @@ impl NumberedSet {
     /// # Errors
     /// As [`adopt`](Self::adopt).
     pub(crate) fn around(set: Epoll, epfd: RawFd, has_members: bool) -> Result<Self, Errno> {
-        let set = NumberedSet {
+        let set = SetWithFd {
             set,
             passivity: Passivity::active(if has_members { UNKNOWN } else { 0 }),
             rotates: false,
@@ -236,7 +236,7 @@ fn wake_data() -> u64 {
 /// How often to wait for a thread that does not leave the kernel set. If it is in a signal handler,
 /// its wait ends after that anyway. If a busy machine does not let it run, it must not be abandoned:
 /// it would go on to wait for events that the kernel set does not have. So the limit is seconds.
-const PATIENCE: usize = 3000;
+const MOST_TRIES: usize = 3000;
 
 /// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.
 struct Interruption {
@@ -275,8 +275,8 @@ impl Interruption {
         // Takes no memory.
         self.change(Op::Mod, Events::OUT)?;
         let mut tries = 0;
-        // The first round is patient.
-        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < PATIENCE {
+        // The first round waits.
+        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < MOST_TRIES {
             tries += 1;
             nap();
         }

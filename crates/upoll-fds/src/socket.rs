@@ -68,7 +68,7 @@ pub unsafe fn send(fd: RawFd, bytes: *const u8, count: usize, flags: i32) -> Res
 /// # Errors
 /// In this order, as in Linux 6.18:
 /// - `EFAULT`: `bytes` is not in a program's part of the address space.
-/// - `ENOTSOCK`, `EBADF`: the number is not a socket's.
+/// - `ENOTSOCK`, `EBADF`: the fd is not a socket's.
 /// - `EINVAL`: an impossible length of the address. `EFAULT`: it cannot be read. `EISCONN`: there is
 ///   one.
 /// - `EPIPE`: sending is shut down, or the peer closed; `SIGPIPE` was raised before, unless `flags`
@@ -206,7 +206,7 @@ pub unsafe fn recv(fd: RawFd, buffer: *mut u8, count: usize, flags: i32) -> Resu
 /// # Errors
 /// In this order, as in Linux 6.18:
 /// - `EFAULT`: `buffer` is not in a program's part of the address space.
-/// - `ENOTSOCK`, `EBADF`: the number is not a socket's.
+/// - `ENOTSOCK`, `EBADF`: the fd is not a socket's.
 /// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
 /// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
 /// - `ECONNRESET`: see [`StreamSocket`].

@@ -24,7 +24,7 @@ use crate::slot::{self, Entry, Slot};
 use upoll_sys::backoff::Backoff;
 
 /// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
-const NUMBERS: usize = 1 << 20;
+const FDS: usize = 1 << 20;
 
 /// How many slots are mapped at once.
 const PART: usize = 1 << 10;
@@ -32,8 +32,8 @@ type Part = [Slot; PART];
 
 /// The slots of every [`PART`] fds; null where no fd was ever user-level. So the table takes memory,
 /// which a program may lock, only for fds that are in use. Parts are never unmapped.
-static PARTS: [AtomicPtr<Part>; NUMBERS / PART] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / PART];
+static PARTS: [AtomicPtr<Part>; FDS / PART] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; FDS / PART];
 
 /// No part from this one on exists.
 static PARTS_END: AtomicUsize = AtomicUsize::new(0);
@@ -48,8 +48,8 @@ fn part(index: usize) -> Option<&'static Part> {
 /// Returns the slot of an fd. Returns `None` if no fd near it was ever user-level.
 #[inline]
 pub(crate) fn slot(fd: RawFd) -> Option<&'static Slot> {
-    let number = fd.cast_unsigned() as usize;
-    Some(&part(number / PART)?[number % PART])
+    let at = fd.cast_unsigned() as usize;
+    Some(&part(at / PART)?[at % PART])
 }
 
 /// Returns the slot of an fd that may get an entry. Returns `None` if the fd is beyond the table, or
@@ -206,7 +206,7 @@ pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
-/// Returns whether calls on the fd are served here. Calls on a set without user-level members are
+/// Returns whether calls on the fd are served in user space. Calls on a set without user-level members are
 /// the kernel's.
 pub fn is_served_here(fd: RawFd) -> bool {
     let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
@@ -214,13 +214,13 @@ pub fn is_served_here(fd: RawFd) -> bool {
 }
 
 /// Returns an iterator over all user-level fds.
-pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
-    numbers(0, u32::MAX)
+pub fn user_level_fds() -> impl Iterator<Item = RawFd> {
+    fds(0, u32::MAX)
 }
 
 /// Returns whether no fd is user-level. If so, [`has_any`] is false from now on.
 pub(crate) fn is_none_left() -> bool {
-    counts::is_none_left(|| user_level_numbers().next().is_some())
+    counts::is_none_left(|| user_level_fds().next().is_some())
 }
 
 /// Returns whether the table can have an entry for an fd. The fd may be beyond the table, or there may be
@@ -315,7 +315,7 @@ pub(crate) fn replace(
     let section = Section::begin();
     let change = change::Change::begin();
     let outgoing = match slot.is_empty() {
-        true => second_number_if_it_lingers(new),
+        true => second_fd_if_it_lingers(new),
         false => None,
     };
     let result = counts::while_adding(|| slot.replace_by_copy(slot_to_fill(fd), copy));
@@ -332,7 +332,7 @@ pub(crate) fn replace(
 
 /// Opens another fd for a kernel socket whose last close may block. The caller closes it once the fd
 /// can be looked up again and signals, which end a blocked close, are no longer held back.
-fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
+fn second_fd_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     let mut linger = libc::linger {
         l_onoff: 0,
         l_linger: 0,
@@ -355,7 +355,7 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
         return None;
     }
     // SAFETY: no pointers are involved. Without a free fd, the change waits for the close.
-    kernel::number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
+    kernel::to_fd(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
 }
 
 /// Makes the fd the kernel's if its object was demoted without it. To be called before a call begins
@@ -398,7 +398,7 @@ pub(crate) fn alone(fd: RawFd) -> Option<&'static Object> {
     slot(fd).and_then(Slot::alone)
 }
 
-/// In the child of a fork: has a number stand for the object of `entry`, or for nothing of ours, without
+/// In the child of a fork: has an fd stand for the object of `entry`, or for no user-level object, without
 /// releasing what it stood for.
 pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
     if let Some(slot) = slot(fd) {
@@ -409,10 +409,10 @@ pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
     }
 }
 
-/// The user-level numbers from `first` to `last`.
-pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+/// The user-level fds from `first` to `last`.
+pub(crate) fn fds(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let first = first as usize;
-    let last = (last as usize).min(NUMBERS - 1);
+    let last = (last as usize).min(FDS - 1);
     let parts = PARTS_END.load(Ordering::SeqCst);
     (first / PART..parts.min(last / PART + 1))
         .filter_map(|index| Some((index * PART, part(index)?)))
@@ -422,5 +422,5 @@ pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
             (begin + from..).zip(slots)
         })
         .filter(|(_, slot)| !slot.is_empty())
-        .filter_map(|(number, _)| RawFd::try_from(number).ok())
+        .filter_map(|(fd, _)| RawFd::try_from(fd).ok())
 }

@@ -7,7 +7,7 @@ use upoll::internal::SharedBox;
 use upoll::{CreateFlags, Epoll, Errno};
 
 use crate::object::Object;
-use crate::set::NumberedSet;
+use crate::set::SetWithFd;
 use crate::slot::Entry;
 use crate::{fork, install, plain_sets, table};
 
@@ -44,7 +44,7 @@ fn entries(
     has_members: bool,
 ) -> Result<Vec<(RawFd, Box<Entry>)>, Errno> {
     let set = Epoll::create(CreateFlags::empty())?;
-    let set = SharedBox::new(NumberedSet::around(set, epfd, has_members)?)?;
+    let set = SharedBox::new(SetWithFd::around(set, epfd, has_members)?)?;
     let mut entries = Vec::new();
     for fd in fds {
         if !install::has_room(fd) || entries.try_reserve(1).is_err() {

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use upoll::Errno;
 use upoll::internal::{PageView, SocketContents};
 
-use crate::kernel::{self, call, number};
+use crate::kernel::{self, call, int, to_fd};
 
 /// The fds of both ends of a pipe, or of both sockets of a pair; empty for a closed end.
 #[derive(Default)]
@@ -25,7 +25,7 @@ const HIGH: RawFd = 256;
 /// An fd of a demotion's own, closed when it is dropped.
 ///
 /// A fork waits for the demotion under way, and a child of `vfork` has it until `execve` at most. A file that
-/// another thread puts under its number meanwhile is closed. The demotion cannot hold the numbers: a `dup2` that holds them may
+/// another thread puts under its fd meanwhile is closed. The demotion cannot hold the fds: a `dup2` that holds them may
 /// wait for the demotion.
 pub(crate) struct Own(RawFd);
 
@@ -36,11 +36,11 @@ impl Own {
     /// `EMFILE`: there is no free fd.
     pub(crate) fn copy(fd: RawFd) -> Result<Own, Errno> {
         // SAFETY: no pointers are involved.
-        let copy = |first| number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) });
+        let copy = |first| to_fd(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) });
         copy(HIGH).or_else(|_| copy(0)).map(Own)
     }
 
-    pub(crate) fn number(&self) -> RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.0
     }
 
@@ -48,7 +48,7 @@ impl Own {
     fn pair([one, other]: [RawFd; 2]) -> [Own; 2] {
         [one, other].map(|low| {
             // SAFETY: no pointers are involved.
-            let high = number(unsafe { call!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH) });
+            let high = to_fd(unsafe { call!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH) });
             let low = Own(low);
             match high {
                 Ok(high) => Own(high),
@@ -72,7 +72,7 @@ const STATUS: i32 =
 
 fn status(fd: RawFd) -> Result<i32, Errno> {
     // SAFETY: no pointers are involved.
-    number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }).map(|flags| flags & STATUS)
+    int(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }).map(|flags| flags & STATUS)
 }
 
 fn set_status(fd: RawFd, flags: i32) -> Result<(), Errno> {
@@ -80,12 +80,12 @@ fn set_status(fd: RawFd, flags: i32) -> Result<(), Errno> {
     unsafe { call!(SYS_fcntl, fd, libc::F_SETFL, flags) }.map(drop)
 }
 
-/// Makes all of `numbers` refer to the file of `new`.
-fn replace(numbers: &[RawFd], new: &Own) -> Result<(), Errno> {
-    if let Some(&first) = numbers.first() {
+/// Makes all of `fds` refer to the file of `new`.
+fn replace(fds: &[RawFd], new: &Own) -> Result<(), Errno> {
+    if let Some(&first) = fds.first() {
         set_status(new.0, status(first)?)?;
     }
-    for &fd in numbers {
+    for &fd in fds {
         kernel::replace(fd, new.0);
     }
     Ok(())
@@ -100,7 +100,7 @@ pub(crate) fn pipe(
     ends: &Ends,
 ) -> Result<(), Errno> {
     let mut pages = pages.peekable();
-    let (end, numbers) = match (ends.one.first(), ends.other.first()) {
+    let (end, fds) = match (ends.one.first(), ends.other.first()) {
         (Some(&reader), Some(&writer)) => return fill_pipe(&mut pages, capacity, [reader, writer]),
         (Some(&reader), None) => (reader, &ends.one),
         (None, Some(&writer)) => (writer, &ends.other),
@@ -111,14 +111,14 @@ pub(crate) fn pipe(
         return resize(end, capacity).or(Ok(()));
     }
     let mut pair = [-1; 2];
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     unsafe { call!(SYS_pipe2, pair.as_mut_ptr(), libc::O_CLOEXEC) }?;
     let [reader, writer] = Own::pair(pair);
     fill_pipe(&mut pages, capacity, [reader.0, writer.0])?;
     // The bytes that a closed reader has left still count (`FIONREAD`), and a new reader may open the pipe
     // in `/proc`.
     let is_read = ends.other.is_empty();
-    replace(numbers, if is_read { &reader } else { &writer })
+    replace(fds, if is_read { &reader } else { &writer })
 }
 
 /// Makes the kernel's pipe as large as ours.
@@ -178,7 +178,7 @@ const NOTHING: usize = 512;
 fn empty(reader: RawFd) {
     loop {
         let mut left = 0_i32;
-        // SAFETY: there is room for the number.
+        // SAFETY: there is room for the fd.
         let asked = unsafe { call!(SYS_ioctl, reader, libc::FIONREAD, &raw mut left) };
         let left = usize::try_from(left).unwrap_or(0);
         if asked.is_err() || left == 0 || discard_some(reader, left) == 0 {
@@ -237,7 +237,7 @@ pub(crate) fn sockets([one, other]: &[SocketContents; 2], ends: &Ends) -> Result
 fn leave_behind(
     contents: &SocketContents,
     of_the_peer: &SocketContents,
-    numbers: &[RawFd],
+    fds: &[RawFd],
 ) -> Result<(), Errno> {
     // The call that has closed the peer may not have released it yet.
     let is_reset = contents.is_reset || !of_the_peer.bytes.is_empty();
@@ -246,7 +246,7 @@ fn leave_behind(
     }
     let mut pair = [-1; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     unsafe { call!(SYS_socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) }?;
     let [new, peer] = Own::pair(pair);
     set_send_buffer(new.0, contents.send_buffer);
@@ -256,7 +256,7 @@ fn leave_behind(
         send_bytes(new.0, &[0])?;
     }
     drop(peer);
-    replace(numbers, &new)
+    replace(fds, &new)
 }
 
 /// The size of the option's value, as the calls take it.
@@ -273,7 +273,7 @@ fn send_buffer(fd: RawFd) -> Option<i32> {
     asked.is_ok().then_some(bytes)
 }
 
-/// Sets the send buffer of the kernel's socket to the size of ours.
+/// Sets the send buffer of the kernel's socket to the size of the user-level one's.
 fn set_send_buffer(fd: RawFd, bytes: usize) {
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
     if send_buffer(fd).is_some_and(|now| now != wanted) {
@@ -358,7 +358,7 @@ mod tests {
     fn a_pipe_with_packets_is_emptied_without_blocking() {
         for packets in [&[600; 3][..], &[10, 600, 10], &[4096], &[]] {
             let mut pair = [-1; 2];
-            // SAFETY: there is room for two numbers.
+            // SAFETY: there is room for two fds.
             unsafe {
                 call!(
                     SYS_pipe2,
@@ -384,7 +384,7 @@ mod tests {
                 .expect("it ends");
             emptying.join().expect("it has ended");
             let mut left = 1_i32;
-            // SAFETY: there is room for the number.
+            // SAFETY: there is room for the fd.
             unsafe { call!(SYS_ioctl, reader.0, libc::FIONREAD, &raw mut left) }.expect("a pipe");
             assert_eq!(left, 0);
         }

@@ -153,7 +153,7 @@ fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
     let (send, added) = mpsc::channel();
     let mut send = Some(send);
     let adds = |call: &Call| {
-        // That of the test takes any number.
+        // The test itself takes any fd.
         if call.arguments()[2] != 0
             && let Some(send) = send.take()
         {

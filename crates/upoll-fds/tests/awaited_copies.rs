@@ -12,7 +12,7 @@ use std::time::Duration;
 use self::notified::{Answer, Call, Which, answered};
 use upoll::{Events, Watch};
 
-/// The second wait gets the number that the first one had, for the same file.
+/// The second wait gets the fd that the first one had, for the same file.
 #[test]
 fn a_wait_that_loses_its_copy_as_it_begins_takes_no_events_of_the_next_one() {
     const CHANGES: Which = Which {
@@ -29,12 +29,12 @@ fn a_wait_that_loses_its_copy_as_it_begins_takes_no_events_of_the_next_one() {
     let (keep, kept) = mpsc::channel();
     let mut parts = Some((other, send, keep));
     let closes = |call: &Call| {
-        let [_, op, number, ..] = call.arguments();
+        let [_, op, fd, ..] = call.arguments();
         if op == u64::from(libc::EPOLL_CTL_MOD.cast_unsigned())
             && let Some((other, send, keep)) = parts.take()
         {
-            // SAFETY: the number is the library's.
-            assert_eq!(unsafe { libc::close(RawFd::try_from(number).unwrap()) }, 0);
+            // SAFETY: the fd is the library's.
+            assert_eq!(unsafe { libc::close(RawFd::try_from(fd).unwrap()) }, 0);
             let begins = thread::spawn(move || {
                 let called = move |_| _ = send.send(());
                 keep.send(Watch::new(&other.as_fd(), Events::IN, called).unwrap())

@@ -501,7 +501,7 @@ fn steps_end_no_call_that_blocks_without_a_limit() {
     upoll_fds::eventfd_write(full, u64::MAX - 1).unwrap();
     let empty = upoll_fds::eventfd(0, 0).unwrap();
     let mut pipe = [0; 2];
-    // SAFETY: the numbers have a place.
+    // SAFETY: the fds have a place.
     unsafe { upoll_fds::pipe(&raw mut pipe) }.unwrap();
     let read = |fd| {
         move || {

@@ -31,7 +31,7 @@ impl World {
     fn new(is_ours: bool) -> Self {
         let (mut pipe, mut pair) = ([-1; 2], [-1; 2]);
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
-        // SAFETY: there is room for two numbers each.
+        // SAFETY: there is room for two fds each.
         let counter = unsafe {
             if is_ours {
                 upoll_fds::pipe2(&raw mut pipe, libc::O_NONBLOCK).unwrap();
@@ -101,7 +101,7 @@ impl Drop for World {
         for fd in self.fds {
             match self.is_ours {
                 true => upoll_fds::close(fd).unwrap(),
-                // SAFETY: the number is this one's.
+                // SAFETY: the fd is this one's.
                 false => assert_eq!(unsafe { libc::close(fd) }, 0),
             }
         }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use upoll::{Errno, Event, Events};
 use upoll_fds::EpollCtlCmd;
 
-/// Numbers of one of the two, by what they stand for.
+/// Fds of one of the two, by what they stand for.
 struct World {
     set: i32,
     /// The fds that commands name; the last one is `set`.
@@ -38,7 +38,7 @@ fn kernels_set() -> i32 {
 }
 
 fn kernels_close(fd: i32) {
-    // SAFETY: the number is the test's own.
+    // SAFETY: the fd is the test's own.
     unsafe { libc::close(fd) };
 }
 
@@ -84,10 +84,10 @@ impl World {
         for _ in 0..2 {
             let mut ends = [-1; 2];
             if is_ours {
-                // SAFETY: there is room for two numbers.
+                // SAFETY: there is room for two fds.
                 unsafe { upoll_fds::pipe2(&raw mut ends, 0) }.unwrap();
             } else {
-                // SAFETY: there is room for two numbers.
+                // SAFETY: there is room for two fds.
                 assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
             }
             targets.extend(ends);
@@ -107,7 +107,7 @@ impl World {
         // SAFETY: no pointers are involved.
         targets.push(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) });
         targets.push(kernels_eventfd(1));
-        // Beyond all numbers that are in use.
+        // Beyond all fds that are in use.
         targets.extend([100_000, file.as_raw_fd(), -1, set]);
         World {
             set,
@@ -403,7 +403,7 @@ fn arguments_that_cannot_be_are_refused() {
 /// command is possible in some order of the calls, and the set's members at the end are the open
 /// fds.
 #[test]
-fn numbers_may_be_closed_and_demoted_during_a_batch() {
+fn fds_may_be_closed_and_demoted_during_a_batch() {
     const ROUNDS: usize = 300;
     let set = our_set();
     let fds: Vec<i32> = (0..24).map(|_| our_eventfd(1)).collect();
@@ -415,7 +415,7 @@ fn numbers_may_be_closed_and_demoted_during_a_batch() {
             scope.spawn(move || {
                 for round in 0..ROUNDS {
                     let fd = fds[(round * 2 + share) % fds.len()];
-                    // The number is never free for a third party: another file takes its place.
+                    // The fd is never free for a third party: another file takes its place.
                     upoll_fds::dup2(other, fd).unwrap();
                     if round % 5 == 0 {
                         // It may be busy.

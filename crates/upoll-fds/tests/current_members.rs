@@ -16,14 +16,14 @@ const KCMP_OF_A_MEMBER: Which = Which {
 };
 
 fn eventfd() -> OwnedFd {
-    // SAFETY: the number is new.
+    // SAFETY: the fd is new.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
 }
 
-/// A file lives on after its number was closed, and another one with that number is added. The kernel has the two in the order
+/// A file lives on after its fd was closed, and another one with that fd is added. The kernel has the two in the order
 /// of their addresses.
 #[test]
-fn a_member_that_comes_meanwhile_gives_its_number_to_no_other_one() {
+fn a_member_that_comes_meanwhile_gives_its_fd_to_no_other_one() {
     let mut kept = Vec::new();
     let mut listed = 0;
     for _ in 0..40 {
@@ -31,7 +31,7 @@ fn a_member_that_comes_meanwhile_gives_its_number_to_no_other_one() {
         let fd = eventfd();
         set.add(&fd.as_fd(), Event::new(Events::IN, 1)).unwrap();
         kept.extend([fd.try_clone().unwrap(), eventfd()]);
-        // SAFETY: both numbers are this test's.
+        // SAFETY: both fds are this test's.
         let replaced = unsafe { libc::dup2(kept.last().unwrap().as_raw_fd(), fd.as_raw_fd()) };
         assert_eq!(replaced, fd.as_raw_fd());
         let mut is_added = false;

@@ -51,7 +51,7 @@ impl Stream {
     fn new(kind: Kind, whose: Whose, flags: i32) -> Self {
         let mut fds = [-1; 2];
         let pair = libc::SOCK_STREAM | flags;
-        // SAFETY: there is room for two numbers.
+        // SAFETY: there is room for two fds.
         unsafe {
             match (kind, whose) {
                 (Kind::Pipe, Whose::TheKernels) => {
@@ -168,7 +168,7 @@ const FIONREAD: u32 = 0x541b;
 /// How many bytes there are to read.
 fn available(fd: RawFd) -> usize {
     let mut count = 0_i32;
-    // SAFETY: there is room for the number.
+    // SAFETY: there is room for the fd.
     unsafe { upoll_fds::ioctl(fd, FIONREAD, (&raw mut count).addr()) }.unwrap();
     usize::try_from(count).unwrap()
 }

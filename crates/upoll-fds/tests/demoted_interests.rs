@@ -78,7 +78,7 @@ const LINUXS: Calls = Calls {
     eventfd: |count, flags| opened(unsafe { libc::eventfd(count, flags) }),
     pipe: || {
         let mut ends = [-1; 2];
-        // SAFETY: there is room for two numbers.
+        // SAFETY: there is room for two fds.
         opened(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK) });
         ends
     },

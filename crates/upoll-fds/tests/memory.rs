@@ -133,7 +133,7 @@ fn a_read_into_a_large_buffer_touches_what_it_fills() {
     let mut theirs = [-1; 2];
     let mut ours = [-1; 2];
     let mut connected = [-1; 2];
-    // SAFETY: there is room for two numbers each.
+    // SAFETY: there is room for two fds each.
     unsafe {
         assert_eq!(libc::pipe(theirs.as_mut_ptr()), 0);
         upoll_fds::pipe(&raw mut ours).unwrap();
@@ -172,9 +172,9 @@ fn a_read_into_a_large_buffer_touches_what_it_fills() {
 
 /// The result is that of `fcntl(3)`; the system call cannot distinguish a group from an error.
 #[test]
-fn the_owner_of_a_number_may_be_a_group() {
+fn the_owner_of_an_fd_may_be_a_group() {
     let mut ends = [-1; 2];
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     unsafe { upoll_fds::pipe(&raw mut ends) }.unwrap();
     // SAFETY: no pointers are involved.
     unsafe {
@@ -193,7 +193,7 @@ fn the_owner_of_a_number_may_be_a_group() {
 fn the_list_of_buffers_is_read_before_a_buffer_is_looked_at() {
     let mut theirs = [-1; 2];
     let mut ours = [-1; 2];
-    // SAFETY: there is room for two numbers each.
+    // SAFETY: there is room for two fds each.
     unsafe {
         assert_eq!(libc::pipe(theirs.as_mut_ptr()), 0);
         upoll_fds::pipe(&raw mut ours).unwrap();

@@ -23,7 +23,7 @@ type Ends = [RawFd; 2];
 
 fn pipe() -> Ends {
     let mut fds = [-1; 2];
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     unsafe { upoll_fds::pipe2(fds.as_mut_ptr().cast(), 0) }.unwrap();
     fds
 }
@@ -112,7 +112,7 @@ fn both_ends_change_hands_wherever_in_their_making_it_happens() {
 }
 
 #[test]
-fn new_numbers_work_while_everything_is_demoted() {
+fn new_fds_work_while_everything_is_demoted() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let working = thread::spawn(|| {
         let place = pipe()[0];

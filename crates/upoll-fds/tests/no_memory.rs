@@ -1,4 +1,4 @@
-//! Each allocation that a call by number makes fails once, in a process of its own. The call fails with `ENOMEM`
+//! Each allocation that a call by fd makes fails once, in a process of its own. The call fails with `ENOMEM`
 //! and has no effect, or does without the memory; it never ends the process. Objects that are demoted to the
 //! kernel keep what they hold, in the sets that watch them, too.
 #![cfg(not(upoll_loom))]
@@ -58,7 +58,7 @@ fn forks(fault: &mut Fault) {
     world.check_and_close();
 }
 
-/// An eventfd with a maximum, under two numbers, moves to memory that the child of a fork shares.
+/// An eventfd with a maximum, under two fds, moves to memory that the child of a fork shares.
 fn forks_beside_maximum(fault: &mut Fault) {
     let counter = upoll_fds::eventfd(3, libc::EFD_NONBLOCK).unwrap();
     let maximum = 5_u64;
@@ -106,7 +106,7 @@ fn forks_within_forks(fault: &mut Fault) {
         unsafe { upoll_fds::ioctl(counter, upoll_fds::EFD_IOC_SET_MAXIMUM, place) }.unwrap();
         add(set, counter);
     }
-    // A set under two numbers.
+    // A set under two fds.
     let copy = upoll_fds::dup(sets[0]).unwrap();
     let forked = fault.during(|| {
         FORKS.store(true, Ordering::Relaxed);
@@ -145,8 +145,8 @@ fn fork_and_wait() -> Result<i32, Errno> {
 /// More allocations than the child of a fork makes.
 const MOST_IN_A_CHILD: usize = 60;
 
-/// Numbers from 1024 on, which the sets of a call have no room for without memory.
-fn high_numbers(fault: &mut Fault) {
+/// Fds from 1024 on, which the sets of a call have no room for without memory.
+fn high_fds(fault: &mut Fault) {
     const HIGH: usize = 1100;
     let most = libc::rlimit {
         rlim_cur: 2048,
@@ -278,7 +278,7 @@ fn demote_and_read(reader: RawFd, writer: RawFd) -> usize {
         thread::yield_now();
         let place = (&raw mut available).expose_provenance();
         let request = u32::try_from(libc::FIONREAD).unwrap();
-        // SAFETY: the number has a place.
+        // SAFETY: the fd has a place.
         unsafe { upoll_fds::ioctl(reader, request, place) }.unwrap();
     }
     // It fails without memory, or when the writer is closed.
@@ -308,7 +308,7 @@ fn closes(fault: &mut Fault) {
 // One test: others would allocate meanwhile.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
-    each_allocation_fails("high numbers", high_numbers);
+    each_allocation_fails("high fds", high_fds);
     each_allocation_fails("a fork beside a maximum", forks_beside_maximum);
     each_allocation_fails("forks within forks", forks_within_forks);
     each_allocation_fails("long lists", long_lists);

@@ -1,10 +1,10 @@
-//! Random sequences of calls by number, on this crate and on the host kernel: every result is the
+//! Random sequences of calls by fd, on this crate and on the host kernel: every result is the
 //! same, and what is reported comes in the same order.
 
 use proptest::prelude::*;
 use upoll::{Errno, Event, Events};
 
-/// How many numbers there are at a time; each stands for one of the kernel's and one of ours.
+/// How many fds there are at a time; each stands for one of the kernel's and one of ours.
 const PLACES: usize = 6;
 
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ impl Door for Kernel {
         checked(unsafe { libc::eventfd(initial, flags) })
     }
     fn pipe(&self, fds: &mut [i32; 2], flags: i32) -> Result<i64, i32> {
-        // SAFETY: there is room for two numbers.
+        // SAFETY: there is room for two fds.
         checked(unsafe { libc::pipe2(fds.as_mut_ptr(), flags) })
     }
     fn set(&self) -> Result<i64, i32> {
@@ -153,7 +153,7 @@ impl Door for Kernel {
         checked(unsafe { libc::dup2(from, to) })
     }
     fn close(&self, fd: i32) -> Result<i64, i32> {
-        // SAFETY: the number is this world's own, or not open.
+        // SAFETY: the fd is this world's own, or not open.
         checked(unsafe { libc::close(fd) })
     }
     fn ctl(&self, set: i32, op: i32, fd: i32, mut event: Event) -> Result<i64, i32> {
@@ -190,7 +190,7 @@ impl Door for Ours {
         number(upoll_fds::eventfd(initial, flags))
     }
     fn pipe(&self, fds: &mut [i32; 2], flags: i32) -> Result<i64, i32> {
-        // SAFETY: there is room for two numbers.
+        // SAFETY: there is room for two fds.
         number(unsafe { upoll_fds::pipe2(fds, flags) }.map(|()| 0))
     }
     fn set(&self) -> Result<i64, i32> {
@@ -236,7 +236,7 @@ impl Door for Ours {
     }
 }
 
-/// The numbers of one of the two; those of empty places were closed, or never open.
+/// The fds of one of the two; those of empty places were closed, or never open.
 struct World<'a> {
     door: &'a dyn Door,
     fds: [i32; PLACES],
@@ -333,7 +333,7 @@ impl World<'_> {
 impl Drop for World<'_> {
     fn drop(&mut self) {
         for fd in self.fds.into_iter().filter(|&fd| fd >= 0) {
-            // It may have been closed by a failing call; all are numbers of this world.
+            // It may have been closed by a failing call; all are fds of this world.
             let _ = self.door.close(fd);
         }
     }

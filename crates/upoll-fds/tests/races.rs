@@ -1,4 +1,4 @@
-//! Calls on a number against changes of what it means, by other threads and by signal handlers.
+//! Calls on an fd against changes of what it means, by other threads and by signal handlers.
 
 mod returns;
 
@@ -26,7 +26,7 @@ fn take_one(fd: RawFd) -> Result<usize, Errno> {
 }
 
 #[test]
-fn a_number_that_is_replaced_all_the_time_is_always_one_of_the_two() {
+fn an_fd_that_is_replaced_all_the_time_is_always_one_of_the_two() {
     let sources = [PLENTY, PLENTY].map(|count| upoll_fds::eventfd(count, FLAGS).unwrap());
     let fd = upoll_fds::dup(sources[0]).unwrap();
     let ends = Arc::new(AtomicBool::new(false));
@@ -46,7 +46,7 @@ fn a_number_that_is_replaced_all_the_time_is_always_one_of_the_two() {
 }
 
 #[test]
-fn a_copy_of_a_number_that_is_being_replaced_is_one_of_the_two() {
+fn a_copy_of_an_fd_that_is_being_replaced_is_one_of_the_two() {
     let ours = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
     // SAFETY: no pointers are involved.
     let the_kernels = unsafe { libc::eventfd(PLENTY, FLAGS) };
@@ -83,7 +83,7 @@ extern "C" fn takes_one(_: i32) {
 }
 
 #[test]
-fn a_handler_may_use_the_number_that_the_code_under_it_is_changing() {
+fn a_handler_may_use_the_fd_that_the_code_under_it_is_changing() {
     returns(|| {
         let sources = [PLENTY, PLENTY].map(|count| upoll_fds::eventfd(count, FLAGS).unwrap());
         let fd = upoll_fds::dup(sources[0]).unwrap();
@@ -145,7 +145,7 @@ fn an_open_file_that_is_closed_in_a_call_on_it_goes_with_the_end_of_the_call() {
     assert!(is_gone.load(Ordering::SeqCst));
 }
 
-/// Closes a number in the midst of a look at it, as a signal handler would.
+/// Closes an fd in the midst of a look at it, as a signal handler would.
 struct Closes(AtomicI32, Arc<AtomicBool>);
 
 impl Pollable for Closes {
@@ -166,7 +166,7 @@ impl Drop for Closes {
 }
 
 #[test]
-fn both_numbers_of_a_change_may_be_closed_in_the_midst_of_it() {
+fn both_fds_of_a_change_may_be_closed_in_the_midst_of_it() {
     for closes_the_set in [false, true] {
         let is_gone = Arc::new(AtomicBool::new(false));
         let file = File::new(Closes(AtomicI32::new(-1), Arc::clone(&is_gone)));
@@ -253,7 +253,7 @@ fn a_set_that_is_demoted_to_the_kernel_is_waited_in_all_the_time() {
 }
 
 #[test]
-fn what_is_demoted_has_no_number_left_here_that_was_just_copied() {
+fn what_is_demoted_has_no_fd_left_here_that_was_just_copied() {
     let first = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
     for _ in 0..TRIES / 50 {
         let fd = upoll_fds::dup(first).unwrap();
@@ -298,18 +298,18 @@ fn descriptors_added_while_a_set_gets_its_first_object_are_reported_until_the_la
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     let members: Vec<_> = (0..8).map(|_| reader.try_clone().unwrap()).collect();
-    let numbers: Vec<RawFd> = members.iter().map(AsRawFd::as_raw_fd).collect();
+    let fds: Vec<RawFd> = members.iter().map(AsRawFd::as_raw_fd).collect();
     let counter = upoll_fds::eventfd(0, 0).unwrap();
     for _ in 0..TRIES / 20 {
         let set = upoll_fds::epoll_create1(0).unwrap();
         // SAFETY: no pointers are involved.
         let oracle = unsafe { libc::epoll_create1(0) };
-        for &fd in &numbers {
+        for &fd in &fds {
             kernel_ctl(oracle, libc::EPOLL_CTL_ADD, fd);
         }
-        ctl(set, libc::EPOLL_CTL_ADD, numbers[0]);
+        ctl(set, libc::EPOLL_CTL_ADD, fds[0]);
         let together = Arc::new(Barrier::new(2));
-        let (waiting, later) = (Arc::clone(&together), numbers[1..].to_vec());
+        let (waiting, later) = (Arc::clone(&together), fds[1..].to_vec());
         let adding = thread::spawn(move || {
             waiting.wait();
             for fd in later {
@@ -319,7 +319,7 @@ fn descriptors_added_while_a_set_gets_its_first_object_are_reported_until_the_la
         together.wait();
         ctl(set, libc::EPOLL_CTL_ADD, counter);
         adding.join().unwrap();
-        for &fd in &numbers {
+        for &fd in &fds {
             let mut events = [Event::default(); 16];
             let room = i32::try_from(events.len()).unwrap();
             let buffer = events.as_mut_ptr();

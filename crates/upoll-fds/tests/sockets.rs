@@ -27,7 +27,7 @@ impl Pair {
         let mut fds = [-1; 2];
         let kind = libc::SOCK_STREAM | flags;
         if is_ours {
-            // SAFETY: there is room for two numbers.
+            // SAFETY: there is room for two fds.
             unsafe { upoll_fds::socketpair(libc::AF_UNIX, kind, 0, &raw mut fds) }.unwrap();
         } else {
             // SAFETY: as above.
@@ -140,7 +140,7 @@ impl Pair {
         let fd = std::mem::replace(&mut self.fds[at], -1);
         match self.is_ours {
             true => upoll_fds::close(fd).unwrap(),
-            // SAFETY: the number is this one's.
+            // SAFETY: the fd is this one's.
             false => assert_eq!(unsafe { libc::close(fd) }, 0),
         }
     }
@@ -519,11 +519,11 @@ fn a_signal_ends_waiting_for_all_with_what_is_there() {
 
 /// Calls on fds that are no sockets, and calls that the kernel object behind an fd answers.
 #[test]
-fn other_numbers_answer_as_the_kernels_do() {
+fn other_fds_answer_as_the_kernels_do() {
     let mut pipes = [[-1; 2]; 2];
     // SAFETY: no pointers are involved.
     let their_counter = unsafe { libc::eventfd(1, libc::EFD_NONBLOCK) };
-    // SAFETY: there is room for two numbers each.
+    // SAFETY: there is room for two fds each.
     unsafe {
         assert_eq!(libc::pipe(pipes[0].as_mut_ptr()), 0);
         upoll_fds::pipe(&raw mut pipes[1]).unwrap();
@@ -582,7 +582,7 @@ fn other_numbers_answer_as_the_kernels_do() {
         }
     }
     for [theirs_fd, ours_fd] in &kinds[..3] {
-        // SAFETY: the numbers are the test's.
+        // SAFETY: the fds are the test's.
         unsafe { libc::close(*theirs_fd) };
         upoll_fds::close(*ours_fd).unwrap();
     }

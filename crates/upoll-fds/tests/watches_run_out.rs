@@ -74,7 +74,7 @@ fn make(call: &Call, op: i32) -> Result<(), i32> {
     }
 }
 
-fn open_numbers() -> Vec<RawFd> {
+fn open_fds() -> Vec<RawFd> {
     let is_open = |fd: &RawFd| {
         // SAFETY: no pointers are involved.
         unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
@@ -89,14 +89,14 @@ fn each_watch_is_missing(calls: impl Fn(&Limit)) {
         watches: usize::MAX / 2,
         ran_out: AtomicUsize::new(0),
     });
-    let before = open_numbers().len();
+    let before = open_fds().len();
     for watches in 0.. {
         let limit = Limit {
             watches,
             ran_out: AtomicUsize::new(0),
         };
         calls(&limit);
-        assert_eq!(open_numbers().len(), before, "with {watches} watches");
+        assert_eq!(open_fds().len(), before, "with {watches} watches");
         if limit.ran_out.load(Ordering::SeqCst) == 0 {
             assert!(watches > 0, "no watch is asked for");
             return;
@@ -125,7 +125,7 @@ fn user_level() -> RawFd {
     upoll_fds::eventfd(1, libc::EFD_NONBLOCK).unwrap()
 }
 
-fn number(fd: RawFd) -> u64 {
+fn data(fd: RawFd) -> u64 {
     fd.try_into().unwrap()
 }
 
@@ -145,7 +145,7 @@ fn add_within(limit: &Limit, epfd: RawFd, fd: RawFd) {
     }
     assert_eq!(add(epfd, fd), Err(Errno::EXIST));
     let mut now = before;
-    now.push(number(fd));
+    now.push(data(fd));
     now.sort_unstable();
     assert_eq!(ready(epfd), now);
 }
@@ -210,14 +210,14 @@ struct Tower {
 
 impl Tower {
     fn new() -> Self {
-        let before = open_numbers();
+        let before = open_fds();
         let [outer, inner] = [0; 2].map(|flags| upoll_fds::epoll_create1(flags).unwrap());
         let [kernels, ours] = [of_the_kernel(), user_level()];
         add(inner, kernels).unwrap();
         add(inner, ours).unwrap();
         add(outer, inner).unwrap();
         let known = [outer, inner, kernels, ours];
-        let mut opened = open_numbers();
+        let mut opened = open_fds();
         opened.retain(|fd| !before.contains(fd) && !known.contains(fd));
         Tower {
             outer,
@@ -249,9 +249,9 @@ impl Tower {
     /// Both hear of each member.
     fn check_and_close(self) {
         let empty = |fd| assert_eq!(world::read(fd), 1_u64.to_ne_bytes());
-        let mut both = [number(self.kernels), number(self.ours)];
+        let mut both = [data(self.kernels), data(self.ours)];
         both.sort_unstable();
-        assert_eq!(ready(self.outer), [number(self.inner)]);
+        assert_eq!(ready(self.outer), [data(self.inner)]);
         assert_eq!(ready(self.inner), both);
         for fd in [self.kernels, self.ours] {
             empty(fd);
@@ -263,8 +263,8 @@ impl Tower {
             assert_eq!(ready(self.outer), []);
             assert_eq!(ready(self.inner), []);
             write(fd, &1_u64.to_ne_bytes()).unwrap();
-            assert_eq!(ready(self.outer), [number(self.inner)]);
-            assert_eq!(ready(self.inner), [number(fd)]);
+            assert_eq!(ready(self.outer), [data(self.inner)]);
+            assert_eq!(ready(self.inner), [data(fd)]);
             empty(fd);
         }
         close([self.outer, self.inner, self.kernels, self.ours]);
@@ -297,9 +297,9 @@ fn a_set_fails_as_long_as_one_below_lacks_watches() {
         let kernels = of_the_kernel();
         world::read(kernels);
         add(inner, kernels).unwrap();
-        let before = open_numbers();
+        let before = open_fds();
         add(middle, inner).unwrap();
-        let mut of_the_middle = open_numbers();
+        let mut of_the_middle = open_fds();
         of_the_middle.retain(|fd| !before.contains(fd));
         add(outer, middle).unwrap();
         assert_eq!(ready(outer), []);
@@ -313,7 +313,7 @@ fn a_set_fails_as_long_as_one_below_lacks_watches() {
         for answer in limit.during(|| [(); 3].map(|()| wait(outer, 0))) {
             assert!([Ok(1), Err(Errno::NOSPC)].contains(&answer), "{answer:?}");
         }
-        assert_eq!(ready(outer), [number(middle)]);
+        assert_eq!(ready(outer), [data(middle)]);
         close([outer, middle, inner, kernels]);
     });
 }
@@ -419,7 +419,7 @@ fn a_demotion_of_a_lone_end_fails_or_keeps_every_interest() {
             let found = unsafe { upoll_fds::epoll_wait(set, events.as_mut_ptr(), 4, 0) };
             assert!(found.is_ok_and(|found| {
                 events[..found].iter().any(|event| {
-                    event.data() == number(fd) && event.events() == Events::IN | Events::HUP
+                    event.data() == data(fd) && event.events() == Events::IN | Events::HUP
                 })
             }));
             assert_eq!(world::read(fd), b"left");

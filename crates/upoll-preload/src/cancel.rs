@@ -1,7 +1,7 @@
 //! Cancellation points, and `pthread_cancel(3)`.
 //!
-//! A call that names no object of ours is passed on to the C library, which handles cancellation as usual. The
-//! C library does not see calls on objects of ours: their system calls are inline. A thread that makes such a
+//! A call that names no user-level object is passed on to the C library, which handles cancellation as usual. The
+//! C library does not see calls on user-level objects: their system calls are inline. A thread that makes such a
 //! call therefore has a record, which shows whether the thread is in a call that may block. `pthread_cancel`
 //! interrupts the call with the signal that the C library reserves for this. The call ends with `EINTR` and
 //! leaves everything of upoll's in good order. Then the C library is asked whether to end the thread. If it
@@ -446,7 +446,7 @@ const TRIES: usize = 100;
 /// How often the calling thread sleeps after that, and for how long at first. Each sleep is twice as long as
 /// the one before. By their end a thread that runs has left its call, or begun it anew. The calling thread does
 /// not yield instead: where processors are busy that takes the whole time slices of others.
-const PATIENCE: u32 = 8;
+const MOST_TRIES: u32 = 8;
 const MOMENT: c_long = 50_000;
 
 /// Interrupts the call in which a thread that was just cancelled may be blocked.
@@ -474,7 +474,7 @@ fn interrupt(thread: pid_t) {
         record.is_told.store(true, Ordering::SeqCst);
         // A thread that has ended is none to interrupt.
         let _ = kernel::call!(SYS_tgkill, process, thread, SIGCANCEL);
-        for time in 0..PATIENCE {
+        for time in 0..MOST_TRIES {
             let has_ended = record.owner.load(Ordering::Relaxed) != thread;
             if has_ended || record.calls.load(Ordering::SeqCst) != call {
                 return;

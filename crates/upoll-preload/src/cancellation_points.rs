@@ -15,7 +15,7 @@ use crate::cancel::{
 };
 use crate::next::{Next, call_at, listed, name_of, pass_on};
 use crate::stats::{self, Call, is_ours};
-use crate::{files, kernel, polls, sets, sockets};
+use crate::{demoting_calls, files, kernel, polls, sets, sockets};
 
 macro_rules! cancellation_points {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty
@@ -55,7 +55,7 @@ macro_rules! cancellation_points {
     )* };
 }
 
-/// Names of `close(2)`. However it ends the number is closed, and may be another file's.
+/// Names of `close(2)`. However it ends the fd is closed, and may be another file's.
 macro_rules! closes {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
@@ -227,12 +227,12 @@ cancellation_points! {
         if upoll_fds::is_ours(fd);
     "splice" splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint
-    ) -> ssize_t = files::splice,
+    ) -> ssize_t = demoting_calls::splice,
         if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
-    "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = files::tee,
+    "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = demoting_calls::tee,
         if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
     "vmsplice" vmsplice(fd: c_int, list: *const iovec, count: size_t, flags: c_uint) -> ssize_t
-        = files::vmsplice,
+        = demoting_calls::vmsplice,
         if upoll_fds::is_ours(fd);
     "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
         if is_ours(Call::Read, fd);
@@ -247,18 +247,18 @@ cancellation_points! {
     "writev" writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::writev,
         if is_ours(Call::Write, fd);
     "preadv2" preadv2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
-        -> ssize_t = files::preadv2,
+        -> ssize_t = demoting_calls::preadv2,
         if upoll_fds::is_ours(fd);
     "preadv64v2" preadv64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
-    ) -> ssize_t = files::preadv2,
+    ) -> ssize_t = demoting_calls::preadv2,
         if upoll_fds::is_ours(fd);
     "pwritev2" pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
-        -> ssize_t = files::pwritev2,
+        -> ssize_t = demoting_calls::pwritev2,
         if upoll_fds::is_ours(fd);
     "pwritev64v2" pwritev64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
-    ) -> ssize_t = files::pwritev2,
+    ) -> ssize_t = demoting_calls::pwritev2,
         if upoll_fds::is_ours(fd);
     "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
         if polls::names_ours(fds, count);

@@ -1,6 +1,6 @@
 //! Reading, writing, closing and duplicating by fd.
 
-use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, size_t, ssize_t};
@@ -14,7 +14,7 @@ use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
 use crate::{handlers, kernel};
-use upoll_fds::errno::{give, give_size, set_errno};
+use upoll_fds::errno::{give, give_size};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -33,7 +33,7 @@ fn close_range_body(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
     const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
-        before_numbers_part();
+        before_fds_part();
     }
     if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
         plain_sets::close_between(first, last);
@@ -43,7 +43,7 @@ fn close_range_body(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 /// Demotes all objects before a thread gets fds of its own (`CLONE_FILES`), because all threads have
 /// the same table. The only thread of a process shares its fds with nobody.
-fn before_numbers_part() {
+fn before_fds_part() {
     if !is_only_thread() {
         settings::serve_nothing_new();
         upoll_fds::demote_all();
@@ -64,7 +64,7 @@ pub(crate) fn is_only_thread() -> bool {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
-        before_numbers_part();
+        before_fds_part();
     }
     give(kernel::call!(SYS_unshare, flags))
 }
@@ -161,7 +161,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
     }
 }
 
-/// Makes a user-level pipe. None if none is to be served here.
+/// Makes a user-level pipe. None if pipes are left to the kernel.
 ///
 /// # Safety
 /// As `pipe2`.
@@ -221,7 +221,7 @@ pub(crate) fn duplicate_to(
 ) -> Option<c_long> {
     plain_sets::forget(fd);
     plain_sets::forget(new);
-    let _held = own_fds::hold_numbers(new);
+    let _held = own_fds::hold_fds(new);
     (!is_either_ours(fd, new)).then(by_the_kernel)
 }
 
@@ -229,7 +229,7 @@ fn is_either_ours(fd: c_int, new: c_int) -> bool {
     upoll_fds::is_ours(new) || is_ours(Call::Dup, fd)
 }
 
-/// Begins a copy to the number `new`. A plain set that has that number is left to the kernel: it may keep it.
+/// Begins a copy to the fd `new`. A plain set that has that fd is left to the kernel: it may keep it.
 #[inline]
 fn begin_copy_to(fd: c_int, new: c_int) -> Option<usize> {
     if fd == new {
@@ -239,7 +239,7 @@ fn begin_copy_to(fd: c_int, new: c_int) -> Option<usize> {
     plain_sets::begin_copy(fd)
 }
 
-/// Ends the copy of a plain set to the number of a user-level object: the set is left to the kernel.
+/// Ends the copy of a plain set to the fd of a user-level object: the set is left to the kernel.
 fn abandon(fd: c_int, copy: Option<usize>) {
     if let Some(copy) = copy {
         plain_sets::forget(fd);
@@ -252,7 +252,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
     listed!(NEXT);
 
-    // Where neither number is one that the library knows of, there is nothing to do but this.
+    // Where neither fd is one that the library knows of, there is nothing to do but this.
     let next = NEXT.known();
     let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd);
     let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);
@@ -265,7 +265,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
 #[inline(never)]
 fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     let copy = begin_copy_to(fd, new);
-    let held = own_fds::hold_numbers(new);
+    let held = own_fds::hold_fds(new);
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!(by next, fn(c_int, c_int) -> c_int, (fd, new));
@@ -282,7 +282,7 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
 #[inline(never)]
 fn dup3_body(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let copy = begin_copy_to(fd, new);
-    let held = own_fds::hold_numbers(new);
+    let held = own_fds::hold_fds(new);
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
@@ -445,26 +445,6 @@ fn leave_all_for_devices() {
     }
 }
 
-/// Calls that the kernel serves, once it has the objects.
-macro_rules! by_the_kernel {
-    ($($(#[$linkage:meta])? $number:ident: $name:ident(
-        $($fd:ident),+; $($argument:ident: $kind:ty),*
-    );)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
-        $(#[$linkage])?
-        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> ssize_t {
-            unsafe fn body($($argument: $kind),*) -> ssize_t {
-                $(if own_fds::is_own($fd) {
-                    return give_size(Err(Errno::BADF));
-                })+
-                $(demote($fd);)+
-                give_size(kernel::call!($number $(, $argument)*))
-            }
-            deferred!(interruptible body($($argument),*))
-        }
-    )* };
-}
-
 /// Demotes the object of `fd`. If it cannot be demoted, the kernel's call does not find its contents.
 ///
 /// An own fd stays as it is: a call that may use one has to [check for that](own_fds::is_own).
@@ -503,7 +483,7 @@ fn before_redirection(fd: c_int, new: c_int) {
     }
 }
 
-/// Calls `dup`, which makes `new` refer to the file of `fd`. An own fd at `new` is moved to another number
+/// Calls `dup`, which makes `new` refer to the file of `fd`. An own fd at `new` is moved to another fd
 /// before.
 fn replace(
     fd: c_int,
@@ -516,232 +496,9 @@ fn replace(
     }
     // Even if `new` is free by now: another thread could open an own fd there, and record it after `dup` has
     // replaced it.
-    let _held = own_fds::hold_numbers(new);
+    let _held = own_fds::hold_fds(new);
     if own_fds::is_own(new) {
         kernel::call!(SYS_fcntl, fd, libc::F_GETFD)?;
     }
     own_fds::replace(new, dup)
-}
-
-/// Asynchronous reads and writes, which a thread of the C library makes.
-macro_rules! asynchronous {
-    ($($symbol:literal $name:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(request: *mut libc::aiocb) -> c_int {
-            // SAFETY: the caller's contract.
-            unsafe { demote_request(request) };
-            crate::next::next!($symbol as fn(*mut libc::aiocb) -> c_int, (request))
-        }
-    )* };
-}
-
-asynchronous! {
-    c"aio_read" aio_read;
-    c"aio_read64" aio_read64;
-    c"aio_write" aio_write;
-    c"aio_write64" aio_write64;
-}
-
-/// # Safety
-/// As [`upoll_fds::read_memory`].
-unsafe fn demote_request(request: *const libc::aiocb) {
-    let place = request.wrapping_byte_add(std::mem::offset_of!(libc::aiocb, aio_fildes));
-    // SAFETY: the caller's contract.
-    if let Ok(fd) = unsafe { upoll_fds::read_memory(place.cast::<c_int>()) } {
-        demote(fd);
-    }
-}
-
-/// Demotes what the requests of `io_submit(2)` name: the file, and the eventfd that is signalled.
-///
-/// # Safety
-/// As [`upoll_fds::read_memory`], for the list and for each request.
-pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
-    const FILE: usize = 20;
-    const FLAGS: usize = 56;
-    const EVENTFD: usize = 60;
-    const IOCB_FLAG_RESFD: c_int = 1;
-    if !plain_sets::may_name_any() {
-        return;
-    }
-    for at in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's contract.
-        let Ok(request) = (unsafe { upoll_fds::read_memory(list.wrapping_add(at)) }) else {
-            return;
-        };
-        // SAFETY: as above.
-        let field =
-            |at| unsafe { upoll_fds::read_memory(request.wrapping_add(at).cast::<c_int>()) };
-        // The kernel fails with `EFAULT` for a request that cannot be read.
-        let (Ok(file), Ok(flags), Ok(eventfd)) = (field(FILE), field(FLAGS), field(EVENTFD)) else {
-            return;
-        };
-        demote(file);
-        if flags & IOCB_FLAG_RESFD != 0 {
-            demote(eventfd);
-        }
-    }
-}
-
-/// `io_submit(3)` of libaio, which returns the negative errno.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn io_submit(
-    context: c_ulong,
-    count: c_long,
-    list: *const *const u8,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { before_submission(count, list) };
-    match kernel::call!(SYS_io_submit, context, count, list) {
-        Ok(submitted) => c_int::try_from(submitted).unwrap_or(c_int::MAX),
-        Err(errno) => -errno.raw(),
-    }
-}
-
-/// `pidfd_getfd(2)`. The process may be this one, and then the new fd must lead to the same object.
-/// User-level objects of other processes cannot be reached.
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
-    demote(target);
-    give(kernel::call!(SYS_pidfd_getfd, pidfd, target, flags))
-}
-
-/// Several of them.
-macro_rules! asynchronous_lists {
-    ($($symbol:literal $name:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(
-            mode: c_int,
-            list: *const *mut libc::aiocb,
-            count: c_int,
-            event: *mut c_void,
-        ) -> c_int {
-            for at in 0..usize::try_from(count).unwrap_or(0) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    if let Ok(request) = upoll_fds::read_memory(list.wrapping_add(at)) {
-                        demote_request(request);
-                    }
-                }
-            }
-            crate::next::next!(
-                $symbol as fn(c_int, *const *mut libc::aiocb, c_int, *mut c_void) -> c_int,
-                (mode, list, count, event)
-            )
-        }
-    )* };
-}
-
-asynchronous_lists! {
-    c"lio_listio" lio_listio;
-    c"lio_listio64" lio_listio64;
-}
-
-by_the_kernel! {
-    SYS_splice: splice(from, to;
-        from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint);
-    SYS_tee: tee(from, to; from: c_int, to: c_int, count: size_t, flags: c_uint);
-    SYS_vmsplice: vmsplice(fd; fd: c_int, list: *const iovec, count: size_t, flags: c_uint);
-    #[unsafe(no_mangle)]
-    SYS_sendfile: sendfile(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
-    #[unsafe(no_mangle)]
-    SYS_sendfile: sendfile64(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
-}
-
-/// The offset's upper half is in the lower one on machines of 64 bits.
-const NO_UPPER_HALF: usize = 0;
-
-/// Calls with several buffers that go on at the file's own offset, as `readv` and `writev` do, if theirs is -1.
-macro_rules! at_an_offset {
-    ($($number:ident: $name:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the object as well from then on.")]
-        pub(crate) unsafe fn $name(
-            fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
-        ) -> ssize_t {
-            if own_fds::is_own(fd) {
-                return give_size(Err(Errno::BADF));
-            }
-            demote(fd);
-            give_size(kernel::call!($number, fd, list, count, offset, NO_UPPER_HALF, flags))
-        }
-    )* };
-}
-
-at_an_offset! {
-    SYS_preadv2: preadv2;
-    SYS_pwritev2: pwritev2;
-}
-
-#[doc = "`fdopen(3)`: streams read and write within the C library."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_void {
-    if own_fds::is_own(fd) {
-        set_errno(Errno::BADF);
-        return std::ptr::null_mut();
-    }
-    demote(fd);
-    crate::next::next!(
-        c"fdopen" as fn(c_int, *const libc::c_char) -> *mut c_void,
-        (fd, mode)
-    )
-}
-
-#[doc = "`vdprintf(3)`: the C library writes."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn vdprintf(
-    fd: c_int,
-    format: *const libc::c_char,
-    arguments: *mut c_void,
-) -> c_int {
-    if own_fds::is_own(fd) {
-        return give(Err::<c_int, _>(Errno::BADF));
-    }
-    demote(fd);
-    crate::next::next!(
-        c"vdprintf" as fn(c_int, *const libc::c_char, *mut c_void) -> c_int,
-        (fd, format, arguments)
-    )
-}
-
-#[doc = "`vdprintf(3)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __vdprintf_chk(
-    fd: c_int,
-    flag: c_int,
-    format: *const libc::c_char,
-    arguments: *mut c_void,
-) -> c_int {
-    if own_fds::is_own(fd) {
-        return give(Err::<c_int, _>(Errno::BADF));
-    }
-    demote(fd);
-    crate::next::next!(
-        c"__vdprintf_chk" as fn(c_int, c_int, *const libc::c_char, *mut c_void) -> c_int,
-        (fd, flag, format, arguments)
-    )
-}
-
-/// Names of `backtrace_symbols_fd(3)`: the C library writes.
-macro_rules! backtraces {
-    ($($symbol:literal $name:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(frames: *const *mut c_void, count: c_int, fd: c_int) {
-            if own_fds::is_own(fd) {
-                return;
-            }
-            demote(fd);
-            crate::next::next!(
-                $symbol as fn(*const *mut c_void, c_int, c_int) -> (),
-                (frames, count, fd)
-            );
-        }
-    )* };
-}
-
-backtraces! {
-    c"backtrace_symbols_fd" backtrace_symbols_fd;
-    c"__backtrace_symbols_fd" __backtrace_symbols_fd;
 }

@@ -13,10 +13,10 @@ use std::mem::transmute;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
-use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
+use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t};
 use upoll::Errno;
 use upoll_sys::backoff::Backoff;
-use upoll_sys::signals::Blocked;
+use upoll_sys::signals::{self, Blocked};
 
 use crate::cancel::exported;
 use crate::next::next;
@@ -587,14 +587,9 @@ unsafe fn sigset_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if old == SIG_ERR {
         return SIG_ERR;
     }
-    // SAFETY: all zeros is a set; all are live.
-    unsafe {
-        let (mut this, mut before): (sigset_t, sigset_t) = std::mem::zeroed();
-        libc::sigaddset(&raw mut this, signal);
-        libc::sigprocmask(libc::SIG_UNBLOCK, &raw const this, &raw mut before);
-        match libc::sigismember(&raw const before, signal) {
-            1 => HOLD,
-            _ => old,
-        }
+    let before = signals::change(libc::SIG_UNBLOCK, bit(signal));
+    match before & bit(signal) {
+        0 => old,
+        _ => HOLD,
     }
 }

@@ -1,7 +1,7 @@
 //! `libupoll_preload.so`: the C library's own names over upoll, loaded into programs as they are
 //! (`LD_PRELOAD`, or `upoll run`).
 //!
-//! Calls on user-level objects are served here by [`upoll_fds`], with the C library's conventions: -1 and
+//! Calls on user-level objects are served by [`upoll_fds`], with the C library's conventions: -1 and
 //! `errno`. All others are passed on, before anything else, to the C library's own functions of the same
 //! names; by `syscall(2)`, to the kernel with the same number and arguments. That holds for sets as well until their
 //! first user-level member ([`upoll_fds::plain_sets`]).
@@ -9,7 +9,7 @@
 //! # Calls that it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named
 //! here, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)` fails
-//! with `ENOSYS`, so that no ring edits a set that is served here.
+//! with `ENOSYS`, so that no ring edits a user-level set.
 //!
 //! # Demoted objects
 //! An object is demoted before others see it: by `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
@@ -40,6 +40,7 @@
 
 mod cancel;
 mod cancellation_points;
+mod demoting_calls;
 mod files;
 mod handlers;
 mod heap;

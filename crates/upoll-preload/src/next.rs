@@ -121,7 +121,7 @@ macro_rules! next {
 }
 
 /// Calls the C library's function of the same name as the exported one, if the C library has it. The
-/// arguments name no object that is served here. So this is the system call that the program would
+/// arguments name no user-level object. So this is the system call that the program would
 /// make, with its own rules for cancellation, restarts and `errno`.
 macro_rules! pass_on {
     ($symbol:literal, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{

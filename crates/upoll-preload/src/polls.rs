@@ -13,7 +13,7 @@ fn length(count: nfds_t) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// A call counts as served here if one of its descriptors is.
+/// A call counts as served in user space if one of its fds is user-level.
 unsafe fn count_poll(fds: *const pollfd, count: usize) {
     if !stats::is_on() {
         return;
@@ -41,7 +41,7 @@ pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
     is_ours
 }
 
-/// Returns whether the number that is polled stands for a user-level object. A plain set is left to the kernel.
+/// Returns whether the fd that is polled stands for a user-level object. A plain set is left to the kernel.
 #[inline(never)]
 fn is_polled_here(fd: c_int) -> bool {
     plain_sets::forget(fd);
@@ -60,7 +60,7 @@ fn may_be_polled_here(fd: c_int) -> bool {
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
     let count = upoll_fds::number_of_entries(length(count));
     // SAFETY: the caller's contract, on a page that the kernel has confirmed.
-    let is_candidate = |at| may_be_polled_here(unsafe { number_at(fds, at) });
+    let is_candidate = |at| may_be_polled_here(unsafe { fd_at(fds, at) });
     if upoll_fds::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
         return false;
     }
@@ -76,7 +76,7 @@ unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
     let mut is_any = false;
     for at in 0..upoll_fds::count_readable(fds, count) {
         // SAFETY: the kernel has confirmed the pages, and the rest is the caller's contract.
-        let fd = unsafe { number_at(fds, at) };
+        let fd = unsafe { fd_at(fds, at) };
         if may_be_polled_here(fd) {
             is_any |= is_polled_here(fd);
         }
@@ -87,12 +87,12 @@ unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
 /// # Safety
 /// The kernel has confirmed the page of the entry, and the rest is as for [`upoll_fds::read_memory`].
 #[inline]
-unsafe fn number_at(fds: *const pollfd, at: usize) -> c_int {
+unsafe fn fd_at(fds: *const pollfd, at: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { (&raw const (*fds.wrapping_add(at)).fd).read_unaligned() }
 }
 
-/// The same for the numbers below `n` in three sets, each of which may be null.
+/// The same for the fds below `n` in three sets, each of which may be null.
 ///
 /// # Safety
 /// As [`upoll_fds::read_memory`].
@@ -248,10 +248,9 @@ unsafe fn count_select(n: c_int, sets: UserSets) {
         let Ok(set) = (unsafe { upoll_fds::read_memory(set) }) else {
             return false;
         };
-        let numbers = 0..n.clamp(0, 1024);
-        // SAFETY: the numbers are below the size of an fd_set.
-        numbers
-            .filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
+        let fds = 0..n.clamp(0, 1024);
+        // SAFETY: the fds are below the size of an fd_set.
+        fds.filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
             .any(upoll_fds::is_served_here)
     });
     stats::count_as(Call::Select, is_ours);

@@ -26,7 +26,7 @@ pub(crate) fn demote_inherited() {
 #[inline(never)]
 fn inherited_body() {
     plain_sets::forget_all();
-    for fd in upoll_fds::user_level_numbers() {
+    for fd in upoll_fds::user_level_fds() {
         let flags = kernel::call!(SYS_fcntl, fd, libc::F_GETFD);
         if flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize == 0) {
             // An object that cannot be demoted is lost to that program.
@@ -78,12 +78,12 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
 }
 
 /// Prepares a child that has a memory of its own, where the C library does not run fork handlers.
-fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
+fn begin_in_the_child(shares_fds: bool, serves_new: bool) {
     // SAFETY: called only where `_Fork` or `clone` has just returned 0, in a child with a memory of its
     // own, after `begin_unseen_fork`.
     unsafe {
-        match shares_numbers {
-            true => upoll_fds::end_unseen_fork_with_numbers(),
+        match shares_fds {
+            true => upoll_fds::end_unseen_fork_with_fds(),
             false => upoll_fds::end_unseen_fork_in_the_child(),
         }
     }
@@ -105,12 +105,12 @@ pub(crate) fn fork() -> pid_t {
 pub(crate) enum Cloning {
     /// The child gets a memory of its own.
     Fork {
-        shares_numbers: bool,
+        shares_fds: bool,
         serves_new: bool,
     },
-    /// The thread waits for the child. The child has fds of its own unless it `shares_numbers`.
+    /// The thread waits for the child. The child has fds of its own unless it `shares_fds`.
     Wait {
-        shares_numbers: bool,
+        shares_fds: bool,
         /// The kernel serves every object.
         is_all: bool,
     },
@@ -130,33 +130,33 @@ impl Cloning {
     /// As long as both run, no new object may be made either.
     pub(crate) fn begin(flags: usize) -> Self {
         let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
-        let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
+        let [memory, fds] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
         if !memory && !settings::is_any_kind_served() && !stats::is_on() {
             return Cloning::Untouched;
         }
         if !memory {
-            if numbers {
+            if fds {
                 // A new fd of the child would be open in its parent, too.
                 serve_nothing_new();
             }
             upoll_fds::begin_unseen_fork();
             // Another thread may be in the midst of an allocation, which never ends in the child. Before the
             // first object is made, no thread can be.
-            let serves_new = !numbers && (!handlers::has_begun() || files::is_only_thread());
+            let serves_new = !fds && (!handlers::has_begun() || files::is_only_thread());
             return Cloning::Fork {
-                shares_numbers: numbers,
+                shares_fds: fds,
                 serves_new,
             };
         }
         let waits = has(libc::CLONE_VFORK);
         match waits {
             false => serve_nothing_new(),
-            true if !numbers => serve_nothing_new_meanwhile(),
+            true if !fds => serve_nothing_new_meanwhile(),
             true => {}
         }
         match has(libc::CLONE_SIGHAND) {
             true => {}
-            false if waits && numbers => handlers::before_actions_part(),
+            false if waits && fds => handlers::before_actions_part(),
             false => handlers::before_actions_part_there(stats::is_on()),
         }
         if !waits {
@@ -164,7 +164,7 @@ impl Cloning {
             return Cloning::Thread;
         }
         Cloning::Wait {
-            shares_numbers: numbers,
+            shares_fds: fds,
             is_all: upoll_fds::leave_all_to_the_kernel(),
         }
     }
@@ -174,8 +174,7 @@ impl Cloning {
         match self {
             Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
             Cloning::Wait {
-                shares_numbers: false,
-                ..
+                shares_fds: false, ..
             } => serve_again(),
             Cloning::Wait { .. } | Cloning::Thread | Cloning::Untouched => {}
         }
@@ -184,11 +183,11 @@ impl Cloning {
     /// Ends the preparations, in the child.
     fn begin_in_the_child(&self) {
         if let Cloning::Fork {
-            shares_numbers,
+            shares_fds,
             serves_new,
         } = *self
         {
-            begin_in_the_child(shares_numbers, serves_new);
+            begin_in_the_child(shares_fds, serves_new);
         }
     }
 }

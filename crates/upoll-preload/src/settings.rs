@@ -26,7 +26,7 @@ const ALL: u32 =
 /// constructor has run, and from signal handlers. Reading the kinds twice does no harm.
 static KINDS: AtomicU32 = AtomicU32::new(0);
 const READ: u32 = 128;
-/// No new object is served here any more.
+/// No new object is made in user space any more.
 const NOTHING_NEW: u32 = 64;
 /// A child in this memory that a thread waits for. No new object is served while there are any.
 const WAIT: u32 = 256;
@@ -153,7 +153,7 @@ pub(crate) extern "C" fn forget_other_threads() {
     });
 }
 
-/// Returns whether no new object is served here. Checks the settings for sets, too, which the table
+/// Returns whether no new object is made in user space. Checks the settings for sets, too, which the table
 /// may serve otherwise.
 pub(crate) fn is_nothing_new_served() -> bool {
     !is_any_served(read())

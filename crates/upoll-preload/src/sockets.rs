@@ -70,7 +70,7 @@ fn shutdown_body(fd: c_int, how: c_int) -> c_int {
     give(upoll_fds::shutdown(fd, how))
 }
 
-/// Demotes a socket of ours: only the kernel has calls that transfer several messages at once.
+/// Demotes a user-level socket: only the kernel has calls that transfer several messages at once.
 ///
 /// # Errors
 /// `EBADF`: it is an own fd.

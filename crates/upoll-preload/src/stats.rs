@@ -1,4 +1,4 @@
-//! How many calls were served here, and how many by the kernel, said when the process ends.
+//! How many calls were served in user space, and how many by the kernel: reported when the process ends.
 //!
 //! They are counted only if `UPOLL_STATS` is in the environment: empty for standard error, else the
 //! file that a report is added to.
@@ -43,7 +43,7 @@ const CALLS: usize = NAMES.len();
 /// Threads are spread over as many sets of counters, so that they seldom write the same line.
 const SHARDS: usize = 64;
 
-/// The counters of one shard: calls served here, calls served by the kernel.
+/// The counters of one shard: calls served in user space, calls served by the kernel.
 #[repr(align(128))]
 struct Shard([[AtomicU64; 2]; CALLS]);
 
@@ -114,7 +114,7 @@ pub(crate) fn count_ctl(epfd: i32, fd: i32) {
     }
 }
 
-/// Counts a call as served here or by the kernel.
+/// Counts a call as served in user space or by the kernel.
 #[inline]
 pub(crate) fn count_as(call: Call, is_user_level: bool) {
     if is_on() {
@@ -145,7 +145,7 @@ pub(crate) fn report() {
     let Some(text) = text() else {
         return;
     };
-    let Some(to) = REPORT.get().map(|file| file.number()) else {
+    let Some(to) = REPORT.get().map(|file| file.fd()) else {
         return;
     };
     if identity(to) == Some(known_identity()) {
@@ -165,7 +165,7 @@ fn open_report(path: &CStr) {
         false => {
             let place = (libc::AT_FDCWD, path.as_ptr());
             match kernel::call!(SYS_openat, place.0, place.1, flags, 0o666) {
-                Ok(fd) => (number(fd), true),
+                Ok(fd) => (to_fd(fd), true),
                 Err(_) => return,
             }
         }
@@ -177,7 +177,7 @@ fn open_report(path: &CStr) {
     let Ok(kept) = kept else {
         return;
     };
-    let Some(found) = identity(kept.number()) else {
+    let Some(found) = identity(kept.fd()) else {
         return;
     };
     for (known, part) in REPORT_IS.iter().zip(found) {
@@ -186,7 +186,7 @@ fn open_report(path: &CStr) {
     let _ = REPORT.set(kept);
 }
 
-fn number(fd: usize) -> i32 {
+fn to_fd(fd: usize) -> i32 {
     i32::try_from(fd).expect("fds are ints")
 }
 
@@ -204,7 +204,7 @@ fn identity(fd: i32) -> Option<[u64; 3]> {
     Some([found.st_dev, found.st_ino, found.st_rdev])
 }
 
-/// Returns how often one call was served here and by the kernel.
+/// Returns how often one call was served in user space and by the kernel.
 fn sums(call: usize) -> [u64; 2] {
     let mut sums = [0; 2];
     for shard in &SHARDS_OF_ALL {

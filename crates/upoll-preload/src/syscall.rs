@@ -10,7 +10,7 @@ use crate::cancel::deferred;
 use crate::kernel::by_number;
 use crate::settings;
 use crate::stats::Call;
-use crate::{files, handlers, polls, process, sets, sockets, stats, top};
+use crate::{demoting_calls, files, handlers, polls, process, sets, sockets, stats, top};
 use upoll_fds::errno::{give_word, set_errno};
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
@@ -61,7 +61,7 @@ unsafe fn syscall_body(
                 result
             }
             _ if is_wait(number) => wait(number, arguments),
-            _ if is_copy_to_number(number) => {
+            _ if is_copy_to_fd(number) => {
                 let in_kernel = || give_word(by_number(number, arguments));
                 files::duplicate_to(a.int(), b.int(), in_kernel)
                     .or_else(|| on_objects(number, arguments))
@@ -84,7 +84,7 @@ fn is_wait(number: c_long) -> bool {
     matches!(number, libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2)
 }
 
-fn is_copy_to_number(number: c_long) -> bool {
+fn is_copy_to_fd(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_dup2 {
         return true;
@@ -255,11 +255,11 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 f.ptr(),
             )),
             libc::SYS_splice => {
-                files::splice(a.int(), b.ptr(), c.int(), d.ptr(), e, f.uint()) as c_long
+                demoting_calls::splice(a.int(), b.ptr(), c.int(), d.ptr(), e, f.uint()) as c_long
             }
-            libc::SYS_tee => files::tee(a.int(), b.int(), c, d.uint()) as c_long,
-            libc::SYS_vmsplice => files::vmsplice(a.int(), b.ptr(), c, d.uint()) as c_long,
-            libc::SYS_sendfile => files::sendfile(a.int(), b.int(), c.ptr(), d) as c_long,
+            libc::SYS_tee => demoting_calls::tee(a.int(), b.int(), c, d.uint()) as c_long,
+            libc::SYS_vmsplice => demoting_calls::vmsplice(a.int(), b.ptr(), c, d.uint()) as c_long,
+            libc::SYS_sendfile => demoting_calls::sendfile(a.int(), b.int(), c.ptr(), d) as c_long,
             libc::SYS_preadv2 | libc::SYS_pwritev2 if own_fds::is_own(a.int()) => {
                 set_errno(Errno::BADF);
                 -1
@@ -269,10 +269,12 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 return None;
             }
             libc::SYS_io_submit => {
-                files::before_submission(b.cast_signed() as c_long, c.ptr());
+                demoting_calls::before_submission(b.cast_signed() as c_long, c.ptr());
                 return None;
             }
-            libc::SYS_pidfd_getfd => c_long::from(files::pidfd_getfd(a.int(), b.int(), c.uint())),
+            libc::SYS_pidfd_getfd => {
+                c_long::from(demoting_calls::pidfd_getfd(a.int(), b.int(), c.uint()))
+            }
             libc::SYS_rt_sigaction => {
                 c_long::from(handlers::raw_sigaction(a.int(), b.ptr(), c.ptr(), d))
             }

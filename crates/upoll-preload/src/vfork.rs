@@ -28,7 +28,7 @@ extern "C" fn begin() -> bool {
 /// Ends the wait in the parent. Gets the kernel's result.
 extern "C" fn end(result: usize) -> pid_t {
     let waited = Cloning::Wait {
-        shares_numbers: false,
+        shares_fds: false,
         is_all: true,
     };
     waited.end();

@@ -27,6 +27,12 @@ impl Backoff {
         Self::default()
     }
 
+    /// Returns the number of waits so far.
+    #[must_use]
+    pub fn waits(&self) -> u32 {
+        self.waits
+    }
+
     /// Waits, each time longer than the last.
     pub fn wait(&mut self) {
         let waits = self.waits;

@@ -120,7 +120,7 @@ pub(crate) trait SharedCount: InKernel {
     /// Applies `step`, and wakes the waiters in this and other processes. Returns the state before.
     fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno>;
 
-    fn look(&self) -> Limited;
+    fn check(&self) -> Limited;
 
     /// Woken by changes that this process makes, and by no others.
     fn queue(&self) -> &WaitQueue;
@@ -268,20 +268,20 @@ impl Counter {
     }
 
     #[inline]
-    pub(crate) fn look(&self) -> Limited {
+    pub(crate) fn check(&self) -> Limited {
         match self.word.load(Ordering::SeqCst) {
-            LIMITED => self.look_beyond(),
+            LIMITED => self.check_beyond(),
             count => Limited::without_maximum(count),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn look_beyond(&self) -> Limited {
+    fn check_beyond(&self) -> Limited {
         let limited = match self.beyond.get() {
             // The word is `LIMITED` only while there is something beyond it.
             None => return Limited::without_maximum(LIMITED),
-            Some(Beyond::Shared(shared)) => return shared.look(),
+            Some(Beyond::Shared(shared)) => return shared.check(),
             Some(Beyond::Local(limited)) => limited,
         };
         let limited = limited.lock();
@@ -370,7 +370,7 @@ impl Pollable for Counter {
         }
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
-            return self.look_beyond().events();
+            return self.check_beyond().events();
         }
         Limited::without_maximum(count).events()
     }
@@ -388,7 +388,7 @@ impl Pollable for Counter {
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        let Limited { count, maximum } = self.look();
+        let Limited { count, maximum } = self.check();
         writeln!(out, "eventfd-count: {count:16x}")?;
         writeln!(out, "eventfd-semaphore: {}", i32::from(self.is_semaphore()))?;
         writeln!(out, "eventfd-maximum: {maximum:16x}")
@@ -544,7 +544,7 @@ impl EventFd {
     #[must_use]
     #[doc(alias = "EFD_IOC_GET_MAXIMUM")]
     pub fn maximum(&self) -> u64 {
-        self.file.look().maximum
+        self.file.check().maximum
     }
 
     /// Takes the count for good, to continue it elsewhere: in the kernel, when a second process is
@@ -594,7 +594,7 @@ impl EventFd {
     /// Whether it has been [demoted](Self::demote).
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.file.look().is_stale()
+        self.file.check().is_stale()
     }
 
     /// Whether reads take one at a time.

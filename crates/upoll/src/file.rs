@@ -128,7 +128,7 @@ impl<'q> PollTable<'q> {
     /// A table that registers nothing: only the readiness is wanted.
     #[must_use]
     #[inline]
-    pub const fn look_only() -> Self {
+    pub const fn without_waiter() -> Self {
         PollTable {
             on_register: None,
             for_item: false,
@@ -554,7 +554,7 @@ impl<T: ?Sized> Drop for Held<T> {
     }
 }
 
-/// The identity of an open file: equal for all references to one, by whatever number, and different for any two that
+/// The identity of an open file: equal for all references to one, under whatever fd, and different for any two that
 /// are open at the same time. A key of maps.
 ///
 /// # Example
@@ -579,14 +579,14 @@ impl FileId {
     }
 }
 
-/// A borrowed [`File`] and the number it goes by, which together are the key of an interest.
+/// A borrowed [`File`] and the fd that it goes by, which together are the key of an interest.
 ///
-/// A set may watch one open file under several numbers, as Linux watches `dup`'ed descriptors
-/// separately. Without [`numbered`](Self::numbered) the number is 0.
+/// A set may watch one open file under several fds, as Linux watches `dup`'ed descriptors
+/// separately. Without [`with_fd`](Self::with_fd) the fd is 0.
 #[derive(Clone, Copy)]
 pub struct FileRef<'a> {
     description: NonNull<Description>,
-    number: i32,
+    fd: i32,
     borrow: PhantomData<&'a Description>,
 }
 
@@ -600,7 +600,7 @@ impl<'a> FileRef<'a> {
     fn new(description: NonNull<Description>) -> Self {
         FileRef {
             description,
-            number: 0,
+            fd: 0,
             borrow: PhantomData,
         }
     }
@@ -614,24 +614,24 @@ impl<'a> FileRef<'a> {
     /// Splits it into its parts, which are passed in registers.
     #[inline]
     pub(crate) fn into_parts(self) -> (NonNull<Description>, i32) {
-        (self.description, self.number)
+        (self.description, self.fd)
     }
 
     /// # Safety
     /// The parts are those of a `FileRef` whose borrow lasts for `'a`.
     #[inline]
-    pub(crate) unsafe fn from_parts(description: NonNull<Description>, number: i32) -> Self {
-        FileRef::new(description).numbered(number)
+    pub(crate) unsafe fn from_parts(description: NonNull<Description>, fd: i32) -> Self {
+        FileRef::new(description).with_fd(fd)
     }
 
-    /// The same open file under another number.
+    /// The same open file under another fd.
     #[must_use]
-    pub const fn numbered(mut self, number: i32) -> Self {
-        self.number = number;
+    pub const fn with_fd(mut self, fd: i32) -> Self {
+        self.fd = fd;
         self
     }
 
-    /// Whether both refer to the same open file, by whatever number.
+    /// Whether both refer to the same open file, under whatever fd.
     #[must_use]
     pub fn is_same_file(self, other: FileRef<'_>) -> bool {
         self.identity() == other.identity()
@@ -649,7 +649,7 @@ impl<'a> FileRef<'a> {
     #[must_use]
     #[inline]
     pub fn ready(self) -> Events {
-        self.poll(&mut PollTable::look_only())
+        self.poll(&mut PollTable::without_waiter())
     }
 
     /// Registers the queues of the object with `table`, and returns the events that are ready now, as
@@ -691,8 +691,8 @@ impl<'a> FileRef<'a> {
     }
 
     #[inline]
-    pub(crate) fn number(self) -> i32 {
-        self.number
+    pub(crate) fn fd(self) -> i32 {
+        self.fd
     }
 
     /// Returns the identity of the open file.
@@ -726,7 +726,7 @@ impl fmt::Debug for FileRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileRef")
             .field("identity", &self.identity())
-            .field("number", &self.number)
+            .field("fd", &self.fd)
             .finish()
     }
 }

@@ -114,6 +114,7 @@ mod select;
 #[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod sleep;
 mod socketpair;
+mod steps;
 mod sync;
 mod tally;
 mod target;

@@ -204,20 +204,20 @@ pub(crate) trait Viewer {
 }
 
 /// Looks and leaves no trace.
-pub(crate) struct LookOnly;
+pub(crate) struct CheckOnly;
 
-impl Viewer for LookOnly {
+impl Viewer for CheckOnly {
     const SLEEPS: bool = false;
 
     #[inline]
     fn view(&mut self, file: FileRef<'_>, _wanted: Events) -> Events {
         let object = file.description().object();
-        object.poll(&mut PollTable::look_only())
+        object.poll(&mut PollTable::without_waiter())
     }
 }
 
 /// Looks at every user-level object once and fills in the `revents` of all entries; those of the
-/// kernel's descriptors show nothing (`do_pollfd`).
+/// kernel fds show nothing (`do_pollfd`).
 #[inline]
 pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
     let mut seen = Seen::default();
@@ -257,5 +257,5 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
 /// None without the feature `std`, with which the function also takes kernel fds.
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub fn poll_now(fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
-    Ok(pass(fds, &mut LookOnly).ready)
+    Ok(pass(fds, &mut CheckOnly).ready)
 }

@@ -21,8 +21,8 @@ pub(crate) trait Front {
     /// Looks at what may be ready. Findings are not taken back: a look that has any is the last of
     /// its call.
     #[inline]
-    fn look(&mut self, kept: &mut Registrations) -> Seen {
-        let mut seen = kept.look(|position, found| self.report(position, found));
+    fn poll_all(&mut self, kept: &mut Registrations) -> Seen {
+        let mut seen = kept.poll_all(|position, found| self.report(position, found));
         seen.ready += self.ready_anyway();
         seen
     }
@@ -172,7 +172,7 @@ impl PollContext {
     /// `ENOMEM`: no memory for an entry that is new in the list; the next call tries again.
     pub fn poll_now(&mut self, fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
         let mut front = PollFront::new(fds, &mut self.kept, &mut Nothing)?;
-        Ok(front.look(&mut self.kept).ready)
+        Ok(front.poll_all(&mut self.kept).ready)
     }
 
     /// `select(2)` with a timeout of 0: leaves the ready members in the sets, and returns their
@@ -193,7 +193,7 @@ impl PollContext {
         let sets = [read, write, except];
         let found = &mut Bitmaps::new();
         let mut front = SelectFront::new(n, sets, &resolve, found, fds, kept, &mut Nothing)?;
-        let ready = front.look(kept).ready;
+        let ready = front.poll_all(kept).ready;
         front.into_selection().finish();
         Ok(ready)
     }

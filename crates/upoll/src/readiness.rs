@@ -194,7 +194,7 @@ impl TaskWait {
         if !self.file.is_open() {
             return Events::HUP;
         }
-        self.file.object().poll(&mut PollTable::look_only()) & self.waiting.interest
+        self.file.object().poll(&mut PollTable::without_waiter()) & self.waiting.interest
     }
 
     /// Returns what `look` finds, or has the task woken when the object changes. `look` is called once and again

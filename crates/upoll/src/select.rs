@@ -31,7 +31,7 @@ pub(crate) const REPORTED: [Events; 3] = [FdSet::READABLE, FdSet::WRITABLE, FdSe
 
 /// A set of fds, for [`select`](crate::select()): `fd_set` without its limit of 1024.
 ///
-/// Numbers below 1024 are kept in place, without an allocation. Without memory for others [`insert`](Self::insert)
+/// Fds below 1024 are kept in place, without an allocation. Without memory for others [`insert`](Self::insert)
 /// ends the process, and [`try_insert`](Self::try_insert) fails.
 ///
 /// # Example
@@ -222,7 +222,7 @@ impl Iterator for Bits {
 
 /// The three sets of a call and what was found for them.
 pub(crate) struct Selection<'s> {
-    /// Numbers from here on are not looked at.
+    /// Fds from here on are not looked at.
     end: usize,
     /// Words of each bitmap that the call covers.
     words: usize,
@@ -470,7 +470,7 @@ pub fn select_now<'a>(
     let mut found = Bitmaps::new();
     let mut selection = Selection::new(n, [read, write, except], &mut found)?;
     selection.check(&resolve)?;
-    let seen = selection.pass(&resolve, &mut crate::poll::LookOnly);
+    let seen = selection.pass(&resolve, &mut crate::poll::CheckOnly);
     selection.finish();
     Ok(seen.ready)
 }

@@ -32,7 +32,7 @@ events! {
         tracing::debug!(?file, "file closed");
     }
 
-    /// A change of a set has ended. A kernel fd is known by its number alone.
+    /// A change of a set has ended. A kernel fd is known by the fd alone.
     changed(
         set: impl Debug,
         op: impl Debug,

@@ -210,7 +210,7 @@ impl Watch {
         if !self.file.is_open() {
             return Events::HUP;
         }
-        self.file.object().poll(&mut PollTable::look_only()) & self.notify.interest
+        self.file.object().poll(&mut PollTable::without_waiter()) & self.notify.interest
     }
 }
 

@@ -272,9 +272,9 @@ fn a_kept_context_allocates_nothing_however_its_list_changes() {
     let mut context = PollContext::new();
     let mut set = FdSet::new();
     let mut select = |limit: Duration| {
-        (0..120).for_each(|number| set.insert(number));
-        let resolve = |number: i32| {
-            let at = usize::try_from(number).ok()?;
+        (0..120).for_each(|fd| set.insert(fd));
+        let resolve = |fd: i32| {
+            let at = usize::try_from(fd).ok()?;
             Some(match at {
                 0..100 => counters[at].target(),
                 _ => known[at - 100].0.target(),
@@ -324,12 +324,12 @@ fn small_polls_and_selects_allocate_nothing() {
     let mut select = |fill: &[i32], limit: Duration| {
         for set in &mut sets {
             set.clear();
-            fill.iter().for_each(|&number| set.insert(number));
+            fill.iter().for_each(|&fd| set.insert(fd));
         }
         let [read, except] = &mut sets;
         let sets = (Some(read), Some(except));
-        let ready = upoll::select(320, sets.0, None, sets.1, &mut limit.into(), |number| {
-            Some(match number {
+        let ready = upoll::select(320, sets.0, None, sets.1, &mut limit.into(), |fd| {
+            Some(match fd {
                 310 => pipe.0.target(),
                 _ => counters[0].target(),
             })
@@ -337,7 +337,7 @@ fn small_polls_and_selects_allocate_nothing() {
         ready.unwrap()
     };
 
-    // The first calls create the thread's wake fd, and bitmaps that its number fits into.
+    // The first calls create the thread's wake fd, and bitmaps that it fits into.
     assert_eq!(poll(9, 29, MOMENT), 0);
     assert_eq!(select(&[0, 310], MOMENT), 0);
     let (calls, _) = cost(|| {

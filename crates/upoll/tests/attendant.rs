@@ -38,7 +38,7 @@ fn a_set_whose_own_fds_were_closed_is_registered_anew() {
     assert!(own.len() >= 3, "{own:?}");
     let watches = watches.unwrap();
     close_all(&own);
-    // Other files get their numbers.
+    // Other files get their fds.
     let _others = pipe().unwrap();
     let counts = watches.each_ref().map(|(_, _, calls)| calls.count());
     fill(&mut writer);
@@ -75,7 +75,7 @@ fn a_wait_whose_copy_of_the_fd_was_closed_ends_and_sets_go_on() {
     assert_eq!(calls.events(), Events::HUP);
     assert_eq!(watch.ready(), Events::HUP);
     // Nothing of the program's is closed in its place.
-    // SAFETY: the number is free.
+    // SAFETY: the fd is free.
     assert_eq!(unsafe { libc::dup2(idle.as_raw_fd(), copy[0]) }, copy[0]);
     drop(watch);
     close_all(&copy);
@@ -104,7 +104,7 @@ fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
         calls.until(1);
     }
     first.truncate(15);
-    // The kernel has the same numbers for the copies, under which their file is still registered.
+    // The kernel has the same fds for the copies, under which their file is still registered.
     let mut second = Vec::new();
     let others = opened_by(|| second.extend((0..30).map(|_| watched(&reader, Events::IN))));
     assert_eq!(others, copies);
@@ -185,7 +185,7 @@ fn the_child_of_a_fork_closes_the_copies_of_fds() {
     bare.unwrap().2.until(1);
 }
 
-/// A child that looks whether a copy is its parent's may meet a wait that begins at the same number.
+/// A child that looks whether a copy is its parent's may meet a wait that begins at the same fd.
 #[test]
 fn no_wait_that_begins_beside_a_fork_is_lost() {
     let _alone = alone();
@@ -213,9 +213,9 @@ fn no_wait_that_begins_beside_a_fork_is_lost() {
     }
 }
 
-/// The program has closed the copy of one wait, and that of the next one gets its number while the first is looked at.
+/// The program has closed the copy of one wait, and that of the next one gets its fd while the first is looked at.
 #[test]
-fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_number() {
+fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_fd() {
     let _alone = alone();
     let (idle, _writer) = pipe().unwrap();
     let _keeps = watched(&idle, Events::IN);

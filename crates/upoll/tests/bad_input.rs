@@ -82,15 +82,15 @@ fn very_many_adds_and_deletes_in_any_order_leave_nothing_behind() {
 }
 
 #[test]
-fn one_file_under_very_many_numbers_closes_at_once() {
+fn one_file_under_very_many_fds_closes_at_once() {
     let (account, new_set) = account();
     let set = new_set();
-    let numbers = i32::try_from(MANY / 5).unwrap();
+    let fds = i32::try_from(MANY / 5).unwrap();
     let counter = EventFd::new(0).unwrap();
-    for number in 0..numbers {
+    for fd in 0..fds {
         // Negative fds are as valid as others.
-        let file = counter.as_file_ref().numbered(number - numbers / 2);
-        set.add(&file, Event::new(IN, number.cast_unsigned().into()))
+        let file = counter.as_file_ref().with_fd(fd - fds / 2);
+        set.add(&file, Event::new(IN, fd.cast_unsigned().into()))
             .unwrap();
     }
     counter.try_write(1).unwrap();
@@ -123,7 +123,7 @@ fn a_set_of_very_many_closes_at_once_and_so_do_very_many_sets_of_one_file() {
 }
 
 #[test]
-fn a_number_that_is_used_again_at_once_never_meets_what_was_there_before() {
+fn an_fd_that_is_used_again_at_once_never_meets_what_was_there_before() {
     // The allocator may place the next file where the last one was.
     let (account, new_set) = account();
     let sets = [new_set(), new_set()];
@@ -131,10 +131,10 @@ fn a_number_that_is_used_again_at_once_never_meets_what_was_there_before() {
         for thread in 0..3_u64 {
             let sets = &sets;
             scope.spawn(move || {
-                let number = i32::try_from(thread % 2).unwrap();
+                let fd = i32::try_from(thread % 2).unwrap();
                 for round in 0..MANY as u64 / 20 {
                     let counter = EventFd::new(1).unwrap();
-                    let file = counter.as_file_ref().numbered(number);
+                    let file = counter.as_file_ref().with_fd(fd);
                     for set in sets {
                         set.add(&file, Event::new(IN, round)).unwrap();
                     }
@@ -313,7 +313,7 @@ impl Shared {
     fn step(&self, dice: &mut Dice, new_set: &impl Fn() -> Epoll, watches: &mut Vec<Watch>) {
         let modes = [Events::empty(), ET, Events::ONESHOT, Events::EXCLUSIVE];
         let event = Event::new(IN | modes[dice.roll(4)], 0);
-        let number = i32::try_from(dice.roll(2)).unwrap();
+        let fd = i32::try_from(dice.roll(2)).unwrap();
         let allowed = |result: Result<(), Errno>, errnos: &[Errno]| match result {
             Ok(()) => {}
             Err(errno) => assert!(errnos.contains(&errno), "{errno:?}"),
@@ -322,17 +322,17 @@ impl Shared {
         match dice.roll(20) {
             0..5 => {
                 let file = self.file(dice);
-                let file = file.as_file_ref().numbered(number);
+                let file = file.as_file_ref().with_fd(fd);
                 allowed(self.set(dice).add(&file, event), changed);
             }
             5..8 => {
                 let file = self.file(dice);
-                let file = file.as_file_ref().numbered(number);
+                let file = file.as_file_ref().with_fd(fd);
                 allowed(self.set(dice).modify(&file, event), changed);
             }
             8..10 => {
                 let file = self.file(dice);
-                let file = file.as_file_ref().numbered(number);
+                let file = file.as_file_ref().with_fd(fd);
                 allowed(self.set(dice).delete(&file), changed);
             }
             10..13 => self.file(dice).set(dice.roll(2)),
@@ -387,11 +387,11 @@ impl Shared {
             let set = set.lock().unwrap();
             let mut members = BTreeSet::new();
             for (place, file) in self.files.iter().enumerate() {
-                for number in 0..2 {
+                for fd in 0..2 {
                     let file = file.lock().unwrap();
-                    let file = file.as_file_ref().numbered(number);
+                    let file = file.as_file_ref().with_fd(fd);
                     // An exclusive interest cannot be modified: it is added anew.
-                    let id = place as u64 * 2 + u64::try_from(number).unwrap() + 1;
+                    let id = place as u64 * 2 + u64::try_from(fd).unwrap() + 1;
                     let event = Event::new(IN | ET, id);
                     match set.modify(&file, event) {
                         Ok(()) => {}

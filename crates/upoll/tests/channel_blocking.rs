@@ -307,9 +307,11 @@ fn a_thread_whose_send_panics_wakes_the_next_one() {
             asleep(move || ended.send(catch_unwind(send).is_err()).unwrap()).0
         });
         assert_eq!([receiver.try_recv(), receiver.try_recv()], [Ok(0); 2]);
-        for _ in &threads {
-            assert_eq!(has_ended.recv_timeout(LONG), Ok(true));
-        }
+        // A thread that sends while the callback runs leaves the call to the other thread.
+        let panics = threads
+            .each_ref()
+            .map(|_| has_ended.recv_timeout(LONG).unwrap());
+        assert!(panics.contains(&true));
         for thread in threads {
             thread.join().unwrap();
         }

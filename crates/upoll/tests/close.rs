@@ -29,7 +29,7 @@ fn watching() -> Twin {
 }
 
 #[test]
-fn a_closed_file_is_gone_from_every_set_and_every_number() {
+fn a_closed_file_is_gone_from_every_set_and_every_fd() {
     let mut twin = watching();
     twin.open_set(2);
     twin.dup(1, 3);
@@ -48,7 +48,7 @@ fn a_closed_file_is_gone_from_every_set_and_every_number() {
 }
 
 #[test]
-fn a_number_closed_while_another_lives_keeps_reporting_with_its_own_data() {
+fn an_fd_closed_while_another_lives_keeps_reporting_with_its_own_data() {
     let mut twin = watching();
     twin.dup(1, 2);
     twin.close(1);
@@ -62,7 +62,7 @@ fn a_number_closed_while_another_lives_keeps_reporting_with_its_own_data() {
 }
 
 #[test]
-fn a_number_used_again_at_once_has_nothing_to_do_with_the_old_file() {
+fn an_fd_used_again_at_once_has_nothing_to_do_with_the_old_file() {
     for dup in [true, false] {
         let mut twin = watching();
         if dup {
@@ -367,7 +367,7 @@ fn a_file_and_its_set_may_close_at_the_same_time() {
     for (set, file) in sets.iter().flatten().zip(files.iter().flatten()) {
         let file = file.as_file_ref();
         set.add(&file, interest()).unwrap();
-        set.add(&file.numbered(1), interest()).unwrap();
+        set.add(&file.with_fd(1), interest()).unwrap();
     }
     race(
         ROUNDS,

@@ -392,7 +392,7 @@ fn open_files_are_keys_of_maps() {
     names.insert(one.as_file_ref().identity(), "one");
     names.insert(other.as_file_ref().identity(), "other");
     let again = one.clone();
-    let found = names.get(&again.as_file_ref().numbered(7).identity());
+    let found = names.get(&again.as_file_ref().with_fd(7).identity());
     assert_eq!(found, Some(&"one"));
     assert_eq!(names.len(), 2);
 }

@@ -249,7 +249,7 @@ fn fdinfo_shows_the_count_and_whether_it_is_a_semaphore() {
 }
 
 #[test]
-fn numbers_of_one_counter_share_its_count() {
+fn fds_of_one_counter_share_its_count() {
     let mut twin = nonblocking(0);
     twin.dup(0, 1);
     twin.put(0, 3).unwrap();

@@ -311,9 +311,9 @@ fn with_rotation_an_event_wakes_one_worker_and_the_next_event_the_next() {
 }
 
 #[test]
-fn a_rotating_set_takes_a_second_source_under_no_number() {
+fn a_rotating_set_takes_a_second_source_under_no_fd() {
     let (source, rotating, _workers) = rotating(0, IN);
-    let again = source.as_file_ref().numbered(1);
+    let again = source.as_file_ref().with_fd(1);
     assert_eq!(rotating.add(&again, Event::new(IN, 0)), Err(Errno::INVAL));
     assert_eq!(rotating.len(), 1);
 }

@@ -47,13 +47,7 @@ fn all_sleep(set: &Epoll) {
             context.poll(&mut list(), LIMIT).unwrap()
         });
     }
-    let resolve = |number: i32| {
-        Some(if number == 0 {
-            set.target()
-        } else {
-            idle.target()
-        })
-    };
+    let resolve = |fd: i32| Some(if fd == 0 { set.target() } else { idle.target() });
     let sets = || {
         (
             FdSet::from_iter([1]),

@@ -1,4 +1,4 @@
-//! A program closes fds that it did not open, and then opens others with the same numbers. The
+//! A program closes fds that it did not open, and then opens others that get the same fds. The
 //! library leaves those files alone.
 #![cfg(not(upoll_loom))]
 
@@ -20,7 +20,7 @@ use upoll::{
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Runs one test at a time: each depends on getting the numbers that it has closed.
+/// Runs one test at a time: each depends on getting the fds that it has closed.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,7 +33,7 @@ fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {
 }
 
 #[test]
-fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_number_alone() {
+fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_fd_alone() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -46,7 +46,7 @@ fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_number_alone() {
     close_all(&own);
     let set = Epoll::new().unwrap();
     let again = opened_by(|| set.add(&reader, input(3)).unwrap());
-    assert_eq!(own, again, "the number that was closed is given out again");
+    assert_eq!(own, again, "the fd that was closed is given out again");
     assert_eq!(wait(&set, Duration::ZERO), []);
     drop(lost);
     writer.write_all(b"x").unwrap();
@@ -64,7 +64,7 @@ fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
     close_all(&own);
     let others: Vec<_> = own.iter().map(|_| std::io::pipe().unwrap()).collect();
     for (&fd, (other, _)) in own.iter().zip(&others) {
-        // SAFETY: nothing else uses the number.
+        // SAFETY: nothing else uses the fd.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     }
     let _ = rotating.modify(&reader, input(2));
@@ -323,7 +323,7 @@ fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
 }
 
 #[test]
-fn a_kernel_set_made_anew_under_its_old_number_is_watched_by_the_sets_above() {
+fn a_kernel_set_made_anew_under_its_old_fd_is_watched_by_the_sets_above() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN | Events::ET, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -333,7 +333,7 @@ fn a_kernel_set_made_anew_under_its_old_number_is_watched_by_the_sets_above() {
     outer.add(&inner, input(3)).unwrap();
     assert_eq!(wait(&outer, Duration::ZERO), []);
     close_all(&own);
-    // Another set of the library's has the number meanwhile.
+    // Another set of the library's has the fd meanwhile.
     let between = Epoll::new().unwrap();
     let taken = opened_by(|| between.add(&reader, input(4)).unwrap());
     assert_eq!(taken, own);
@@ -349,7 +349,7 @@ fn a_kernel_set_made_anew_under_its_old_number_is_watched_by_the_sets_above() {
 }
 
 #[test]
-fn two_sets_that_were_made_anew_with_each_others_numbers_are_both_watched() {
+fn two_sets_that_were_made_anew_with_each_others_fds_are_both_watched() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN | Events::ET, data);
     let mut pipes = [(); 2].map(|()| std::io::pipe().unwrap());
@@ -374,7 +374,7 @@ fn two_sets_that_were_made_anew_with_each_others_numbers_are_both_watched() {
 }
 
 #[test]
-fn a_member_whose_number_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_being_made_anew() {
+fn a_member_whose_fd_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_being_made_anew() {
     let _alone = alone();
     // A file that cannot be watched, with the inode that eventfds have. Kernels without Landlock make none.
     let handled_access = [1_u64];
@@ -406,12 +406,12 @@ fn a_member_whose_number_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_
 }
 
 #[test]
-fn a_member_whose_number_came_to_be_an_own_fd_keeps_no_set_from_being_made_anew() {
+fn a_member_whose_fd_came_to_be_an_own_fd_keeps_no_set_from_being_made_anew() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     let lost = Epoll::new().unwrap();
-    // The lowest number that an own fd gets, so that the next kernel set has it.
+    // The lowest fd that the library takes, so that the next kernel set has it.
     // SAFETY: the calls take no pointers.
     let counter = unsafe {
         let low = libc::eventfd(1, libc::EFD_CLOEXEC);
@@ -446,7 +446,7 @@ fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
 }
 
 #[test]
-fn a_member_at_a_number_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
+fn a_member_at_an_fd_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
@@ -462,11 +462,11 @@ fn a_member_at_a_number_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     };
     close_all(&own);
     let (source, mut writer) = std::io::pipe().unwrap();
-    let member_at = |&number: &RawFd| {
-        // SAFETY: the number is closed, and the new fd has no other owner.
+    let member_at = |&fd: &RawFd| {
+        // SAFETY: the fd is closed, and the new one has no other owner.
         unsafe {
-            let copied = libc::dup3(source.as_raw_fd(), number, libc::O_CLOEXEC);
-            assert_eq!(copied, number);
+            let copied = libc::dup3(source.as_raw_fd(), fd, libc::O_CLOEXEC);
+            assert_eq!(copied, fd);
             OwnedFd::from_raw_fd(copied)
         }
     };

@@ -130,7 +130,7 @@ fn a_loop_is_refused_through_any_number_of_sets_and_any_number_of_theirs() {
     twin.dup(0, 5);
     for set in 0..4 {
         twin.add(set, set + 1, IN, 0).unwrap();
-        // The duplicate number means the same set.
+        // The duplicate fd means the same set.
         assert_eq!(twin.add(set + 1, 0, IN, 0), Err(Errno::LOOP));
         assert_eq!(twin.add(set + 1, 5, IN, 0), Err(Errno::LOOP));
     }
@@ -317,14 +317,14 @@ fn closing_an_inner_set_takes_it_out_of_the_outer_one_and_wakes_nobody() {
 }
 
 #[test]
-fn numbers_of_one_set_share_its_interests_and_its_ready_list() {
+fn fds_of_one_set_share_its_interests_and_its_ready_list() {
     let mut twin = nested(IN, IN | ET, 0);
     twin.dup(1, 3);
     assert_eq!(twin.add(3, 2, IN, 0), Err(Errno::EXIST));
     twin.write(2, 1);
     assert_eq!(twin.data(3, 4), [12]);
     assert_eq!(twin.data(1, 4), []);
-    // The outer set has added one number of the file. The interest stays while any number is open.
+    // The outer set has added one fd of the file. The interest stays while any fd is open.
     twin.close(1);
     twin.write(2, 1);
     assert_eq!(twin.data(0, 4), [1]);
@@ -351,7 +351,7 @@ fn a_rotating_set_nests_by_the_same_rules() {
 }
 
 #[test]
-fn a_set_that_another_watches_under_two_numbers_may_watch_a_set_of_kernel_fds() {
+fn a_set_that_another_watches_under_two_fds_may_watch_a_set_of_kernel_fds() {
     let input = Event::new(IN, 1);
     let (reader, _writer) = std::io::pipe().unwrap();
     let add = |set, fd| {
@@ -385,6 +385,6 @@ fn a_set_that_another_watches_under_two_numbers_may_watch_a_set_of_kernel_fds() 
     inner.add(&reader, input).unwrap();
     set.add(&reader, input).unwrap();
     outer.add(&set, input).unwrap();
-    outer.add(&set.as_file_ref().numbered(1), input).unwrap();
+    outer.add(&set.as_file_ref().with_fd(1), input).unwrap();
     set.add(&inner, input).unwrap();
 }

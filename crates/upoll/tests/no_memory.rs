@@ -194,7 +194,7 @@ fn lost_sets(fault: &mut Fault) {
     let mut events = [Event::default(); 4];
     assert_eq!(above.wait(&mut events, MOMENT), Ok(0));
     for own in 256..1024 {
-        // SAFETY: the numbers are those of the library's own fds.
+        // SAFETY: the fds are the library's own.
         unsafe { libc::close(own) };
     }
     // The time after which the library looks for its fds again.
@@ -228,8 +228,8 @@ fn polls(fault: &mut Fault) {
     assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 1);
     assert_eq!(fds[20].revents(), Events::IN);
     counters[20].try_read().unwrap();
-    let resolve = |number: i32| {
-        let at = number as usize;
+    let resolve = |fd: i32| {
+        let at = fd as usize;
         Some(match at {
             0..400 => counters[at % 40].target(),
             _ => pipes[at % 40].0.target(),
@@ -247,7 +247,7 @@ fn polls(fault: &mut Fault) {
         )
     });
     assert_eq!(found, 0);
-    // Beyond the numbers that a set has room for without memory.
+    // Beyond the fds that a set has room for without memory.
     let mut wanted = FdSet::new();
     fault.during(|| wanted.try_insert(5000));
     let copy = fault.during(|| FdSet::try_from_words(wanted.as_words()));
@@ -420,10 +420,10 @@ fn many_at_once(fault: &mut Fault) {
     let shared = [(); 3].map(|()| EventFd::shared(0, EventFdFlags::empty()).unwrap());
     let set = Epoll::new().unwrap();
     for counter in &shared {
-        for number in 0..6 {
-            fault.during(|| set.add(&counter.as_file_ref().numbered(number), watches(1)));
+        for fd in 0..6 {
+            fault.during(|| set.add(&counter.as_file_ref().with_fd(fd), watches(1)));
         }
-        fault.during(|| set.delete(&counter.as_file_ref().numbered(5)));
+        fault.during(|| set.delete(&counter.as_file_ref().with_fd(5)));
     }
     let mut events = [Event::default(); MANY];
     assert_eq!(fault.during(|| set.wait(&mut events, MOMENT)), 0);
@@ -448,15 +448,15 @@ fn many_at_once(fault: &mut Fault) {
     assert_eq!(fault.during(|| outer.wait(&mut events, MOMENT)), MANY);
 }
 
-/// Several rotating sets of one source, each under several numbers.
+/// Several rotating sets of one source, each under several fds.
 fn many_that_rotate(fault: &mut Fault) {
     let (reader, writer) = std::io::pipe().unwrap();
     let rotating = [(); 4].map(|()| Epoll::create(CreateFlags::ROTATE).unwrap());
     let worker = Epoll::new().unwrap();
     for below in &rotating {
         fault.during(|| below.add(&reader, watches(1)));
-        for number in 0..6 {
-            fault.during(|| worker.add(&below.as_file_ref().numbered(number), watches(2)));
+        for fd in 0..6 {
+            fault.during(|| worker.add(&below.as_file_ref().with_fd(fd), watches(2)));
         }
     }
     let mut events = [Event::default(); 24];

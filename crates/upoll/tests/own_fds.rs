@@ -1,4 +1,4 @@
-//! The program may close the fds that the library has open for itself, and reuse their numbers. The
+//! The program may close the fds that the library has open for itself, and reuse them. The
 //! library then leaves the program's files alone, and sets keep working.
 #![cfg(not(upoll_loom))]
 
@@ -147,7 +147,7 @@ fn members_that_were_closed_with_the_rest_do_not_come_back_as_other_files() {
     in_child(|| {
         let watched = Watched::new();
         let (gone, other) = UnixStream::pair().unwrap();
-        let number = gone.as_raw_fd();
+        let free = gone.as_raw_fd();
         watched
             .set
             .add(&gone.as_fd(), Event::new(Events::IN, 4))
@@ -155,10 +155,10 @@ fn members_that_were_closed_with_the_rest_do_not_come_back_as_other_files() {
         close_all_but(&watched.kept());
         std::mem::forget((gone, other));
         let reuse = |fd: RawFd| {
-            // SAFETY: the number is free, or was taken by an earlier call of this.
-            assert_eq!(unsafe { libc::dup2(fd, number) }, number);
+            // SAFETY: the fd is free, or was taken by an earlier call of this.
+            assert_eq!(unsafe { libc::dup2(fd, free) }, free);
         };
-        // So that neither end of the pair gets the number.
+        // So that neither end of the pair gets the fd.
         reuse(libc::STDERR_FILENO);
         let (same, mut other) = UnixStream::pair().unwrap();
         reuse(same.as_raw_fd());
@@ -233,11 +233,11 @@ fn a_set_knows_its_members_without_a_free_fd() {
         assert_eq!(limited, 0);
         assert_eq!(watched.set.len(), 2);
         assert!(!watched.set.is_empty());
-        let numbers = |shown: &str| -> Vec<String> {
+        let fds = |shown: &str| -> Vec<String> {
             let lines = shown.lines().filter_map(|line| line.split(" pos:").next());
             lines.map(str::to_owned).collect()
         };
-        assert_eq!(numbers(&watched.set.fdinfo().unwrap()), numbers(&shown));
+        assert_eq!(fds(&watched.set.fdinfo().unwrap()), fds(&shown));
         watched.set.delete(&watched.reader.as_fd()).unwrap();
         watched.set.delete(&watched.counter).unwrap();
         watched.set.add(&other, Event::default()).unwrap();
@@ -284,12 +284,12 @@ fn the_number_of_members_is_the_kernels() {
         drop(writer);
         assert_eq!(set.len(), 2);
         let again = reader.try_clone().unwrap();
-        let number = reader.as_raw_fd();
+        let raw = reader.as_raw_fd();
         drop(reader);
         // The file stays open.
         assert_eq!(set.len(), 2);
         let (other, _writer) = std::io::pipe().unwrap();
-        assert_eq!(other.as_raw_fd(), number);
+        assert_eq!(other.as_raw_fd(), raw);
         set.add(&other.as_fd(), Event::new(Events::IN, 0)).unwrap();
         assert_eq!(set.len(), 3);
         drop(again);
@@ -371,9 +371,9 @@ fn refuse_getsockopt() {
     ]);
 }
 
-/// Makes `kcmp(2)` fail with `EPERM`, and ends a process that adds the file `number` to a set.
+/// Makes `kcmp(2)` fail with `EPERM`, and ends a process that adds the file `fd` to a set.
 #[cfg(target_endian = "little")]
-fn refuse_kcmp_and_adds_of(number: RawFd) {
+fn refuse_kcmp_and_adds_of(fd: RawFd) {
     filter_calls(vec![
         load(0),
         unless(number_of(libc::SYS_kcmp), 1),
@@ -382,7 +382,7 @@ fn refuse_kcmp_and_adds_of(number: RawFd) {
         load(24),
         unless(libc::EPOLL_CTL_ADD.cast_unsigned(), 3),
         load(32),
-        unless(number.cast_unsigned(), 1),
+        unless(fd.cast_unsigned(), 1),
         end_with(libc::SECCOMP_RET_KILL_PROCESS),
         end_with(libc::SECCOMP_RET_ALLOW),
     ]);
@@ -392,7 +392,7 @@ fn watched_alone(source: &impl Source) -> Watch {
     Watch::new(source, Events::IN, |_| {}).unwrap().0
 }
 
-/// The child has its parent's sets, which may get a member of that number at any moment.
+/// The child has its parent's sets, which may get a member of that fd at any moment.
 #[test]
 #[cfg(target_endian = "little")]
 fn a_child_closes_the_copies_of_fds_without_a_change_of_its_parents_sets() {
@@ -464,13 +464,13 @@ fn a_child_without_kcmp_reads_the_list_of_its_parents_set_once() {
     });
 }
 
-/// The program has closed the copies, and has others of its files under their numbers.
+/// The program has closed the copies, and has others of its files under their fds.
 #[test]
 fn a_child_leaves_alone_what_took_the_place_of_closed_copies_of_fds() {
     let [pipe, other_pipe] = [(); 2].map(|()| std::io::pipe().unwrap().0);
     let [near, other] = [(); 2].map(|()| UnixStream::pair().unwrap().0);
     let counter = || {
-        // SAFETY: the number is new.
+        // SAFETY: the fd is new.
         unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
     };
     let counters = [(); 2].map(|()| counter());
@@ -478,7 +478,7 @@ fn a_child_leaves_alone_what_took_the_place_of_closed_copies_of_fds() {
         let mut watch = None;
         let copies = opened_by(|| watch = Some(watched_alone(&watched)));
         assert_eq!(copies.len(), 1);
-        // SAFETY: the number is the library's.
+        // SAFETY: the fd is the library's.
         let replaced = unsafe { libc::dup2(other.as_raw_fd(), copies[0]) };
         assert_eq!(replaced, copies[0]);
         in_child(|| assert!(is_open(copies[0])));
@@ -583,7 +583,7 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
             let own: Vec<RawFd> = open_in(256..600).collect();
             assert!(own.len() > 3, "{own:?}");
             for fd in own {
-                // SAFETY: the number is that of an own fd of the library.
+                // SAFETY: the fd is an own fd of the library.
                 assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
                 find_each();
             }
@@ -614,10 +614,10 @@ const CALLS: [fn(&Watched); 9] = [
     |watched| watched.set.delete(&watched.reader.as_fd()).unwrap(),
 ];
 
-/// Directly after a call that used the number, a kernel set of the program's that watches the same
+/// Directly after a call that used the fd, a kernel set of the program's that watches the same
 /// fd takes it.
 #[test]
-fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
+fn a_kernel_set_in_place_of_an_own_fd_is_neither_polled_nor_changed() {
     for call in CALLS {
         in_child(|| {
             let mut at = 0;
@@ -635,7 +635,7 @@ fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
                 let other = other_set(watched.reader.as_raw_fd());
                 // This call checks the seal; the result is cached for some milliseconds.
                 wait(&watched.set);
-                // SAFETY: the number is that of an own fd of the library.
+                // SAFETY: the fd is an own fd of the library.
                 assert_eq!(unsafe { libc::dup2(other, own) }, own);
                 call(&watched);
                 let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];

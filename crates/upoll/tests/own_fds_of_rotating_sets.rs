@@ -1,4 +1,4 @@
-//! The program closes the fds that the library has open for rotating sets, and reuses their numbers.
+//! The program closes the fds that the library has open for rotating sets, and reuses them.
 #![cfg(not(upoll_loom))]
 
 mod open_fds;
@@ -151,7 +151,7 @@ fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
                 break;
             };
             let other = other_set(rotating.reader.as_raw_fd());
-            // SAFETY: the number is that of an own fd of the library.
+            // SAFETY: the fd is an own fd of the library.
             assert_eq!(unsafe { libc::dup2(other, own) }, own);
             rotating.check_all(|| ());
             (&rotating.writer).write_all(b"x").unwrap();

@@ -251,7 +251,7 @@ fn poll_agrees_with_the_kernel_on_any_list_in_any_state() {
         let mut fds = Vec::new();
         let mut kernel = Vec::new();
         for (entry, events) in &list {
-            let (fd, number) = match entry {
+            let (fd, raw) = match entry {
                 Entry::Ignored => (PollFd::ignored(), -1),
                 Entry::Closed => (PollFd::not_open(), CLOSED),
                 Entry::Open(at) => {
@@ -260,7 +260,7 @@ fn poll_agrees_with_the_kernel_on_any_list_in_any_state() {
                 }
             };
             fds.push(fd);
-            kernel.push((number, *events));
+            kernel.push((raw, *events));
         }
         let timeout = Duration::from_millis(limit.unsigned_abs().into());
         let ready = if masked {
@@ -273,39 +273,39 @@ fn poll_agrees_with_the_kernel_on_any_list_in_any_state() {
 }
 
 /// Fds below `BASE` are left to other code that opens fds. From there on they are placed by
-/// [`World::numbered`].
+/// [`World::at_fds`].
 const BASE: i32 = 600;
 
 impl World {
-    /// Returns the same world with its fds at numbers from [`BASE`] on.
-    fn numbered() -> Self {
+    /// Returns the same world with its fds from [`BASE`] on.
+    fn at_fds() -> Self {
         let mut world = World::new();
-        for (number, twin) in (BASE..).zip(&mut world.twins) {
-            // SAFETY: the number is free, and owned by the twin from then on.
+        for (fd, twin) in (BASE..).zip(&mut world.twins) {
+            // SAFETY: the fd is free, and owned by the twin from then on.
             twin.kernel = unsafe {
-                assert_eq!(libc::dup2(twin.fd(), number), number);
-                OwnedFd::from_raw_fd(number)
+                assert_eq!(libc::dup2(twin.fd(), fd), fd);
+                OwnedFd::from_raw_fd(fd)
             };
         }
         world
     }
 
-    fn resolve(&self, number: i32) -> Option<Target<'_>> {
-        let at = usize::try_from(number - BASE).ok()?;
+    fn resolve(&self, fd: i32) -> Option<Target<'_>> {
+        let at = usize::try_from(fd - BASE).ok()?;
         Some(self.twins.get(at)?.target())
     }
 }
 
 #[test]
 fn select_agrees_with_the_kernel_on_any_sets_in_any_state() {
-    let world = World::numbered();
+    let world = World::at_fds();
     let count = i32::try_from(world.twins.len()).unwrap();
     let end = BASE + count;
     let set = prop::option::weighted(
         0.8,
-        prop::collection::vec(0..count, 0..8).prop_map(move |numbers| {
-            let numbers = numbers.into_iter().map(|number| BASE + number);
-            numbers.collect::<FdSet>()
+        prop::collection::vec(0..count, 0..8).prop_map(move |fds| {
+            let fds = fds.into_iter().map(|fd| BASE + fd);
+            fds.collect::<FdSet>()
         }),
     );
     // The kernel's fd table extends beyond `end`, so the kernel checks these fds, which are not
@@ -315,16 +315,16 @@ fn select_agrees_with_the_kernel_on_any_sets_in_any_state() {
     let n = prop_oneof![4 => Just(end + 8), 3 => BASE..end + 4, 1 => -2..2_i32];
     proptest!(config(4_000, "poll"), |(sets in sets, n in n, closed in closed, micros in 0..2_u64)| {
         let mut sets = sets;
-        if let Some((which, number)) = closed
+        if let Some((which, fd)) = closed
             && let Some(set) = &mut sets[which]
         {
-            set.insert(number);
+            set.insert(fd);
         }
         let limit = Duration::from_micros(micros);
         let mut ours = sets.clone();
         let ready = {
             let [read, write, except] = ours.each_mut().map(Option::as_mut);
-            let resolve = |number| world.resolve(number);
+            let resolve = |fd| world.resolve(fd);
             upoll::select(n, read, write, except, &mut limit.into(), resolve)
         };
         prop_assert_eq!((ready, ours), kernel_select(n, &sets, limit));
@@ -337,10 +337,10 @@ fn same_poll(list: &[(&Twin, Events)]) -> (Result<usize, Errno>, Vec<Events>) {
         .iter()
         .map(|(twin, events)| PollFd::from_target(twin.target(), *events))
         .collect();
-    let numbers: Vec<_> = list.iter().map(|(twin, at)| (twin.fd(), *at)).collect();
+    let entries: Vec<_> = list.iter().map(|(twin, at)| (twin.fd(), *at)).collect();
     let ready = upoll::poll(&mut fds, Duration::ZERO);
     let ours = (ready, masks(&fds));
-    assert_eq!(ours, kernel_poll(&numbers, 0));
+    assert_eq!(ours, kernel_poll(&entries, 0));
     ours
 }
 
@@ -458,7 +458,7 @@ fn nothing_is_registered_without_a_wait_nor_after_the_first_that_is_ready() {
 fn a_limit_is_never_early_and_what_is_left_is_written() {
     let counter = EventFd::new(0).unwrap();
     let (reader, _writer) = pipe();
-    let mixed = |number: i32| match number {
+    let mixed = |fd: i32| match fd {
         0 => Some(counter.target()),
         _ => Some(reader.target()),
     };
@@ -492,9 +492,9 @@ fn a_limit_is_never_early_and_what_is_left_is_written() {
     let null = std::ptr::null_mut();
     let mut words = [0_u64; 16];
     let twin = Twin::counter(1);
-    let number = usize::try_from(twin.fd()).unwrap();
-    words[number / 64] |= 1 << (number % 64);
-    // SAFETY: the set holds 1024 numbers, and the limit is the call's to write.
+    let fd = usize::try_from(twin.fd()).unwrap();
+    words[fd / 64] |= 1 << (fd % 64);
+    // SAFETY: the set holds 1024 fds, and the limit is the call's to write.
     let ready = unsafe {
         libc::select(
             twin.fd() + 1,
@@ -522,9 +522,9 @@ fn a_limit_is_never_early_and_what_is_left_is_written() {
 }
 
 #[test]
-fn numbers_that_come_to_stand_for_another_descriptor_during_a_select_do_no_harm() {
+fn fds_that_come_to_stand_for_another_descriptor_during_a_select_do_no_harm() {
     let (near, _writer) = pipe();
-    // SAFETY: no other code in this process uses the number; nothing else owns the fd.
+    // SAFETY: no other code in this process uses or owns the fd.
     let far = unsafe {
         assert_eq!(libc::dup2(near.as_raw_fd(), BASE + 400), BASE + 400);
         OwnedFd::from_raw_fd(BASE + 400)
@@ -534,8 +534,8 @@ fn numbers_that_come_to_stand_for_another_descriptor_during_a_select_do_no_harm(
         let turn = std::cell::Cell::new(far_first);
         let mut set = FdSet::from_iter([0, 1]);
         let mut limit = Timeout::from(Duration::from_millis(1));
-        let ready = upoll::select(2, Some(&mut set), None, None, &mut limit, |number| {
-            Some(match number {
+        let ready = upoll::select(2, Some(&mut set), None, None, &mut limit, |fd| {
+            Some(match fd {
                 0 => counter.target(),
                 _ if turn.replace(!turn.get()) => far.target(),
                 _ => near.target(),

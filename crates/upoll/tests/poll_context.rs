@@ -1,5 +1,5 @@
 //! A context that is kept between calls, compared with calls without one and with the host kernel:
-//! random sequences of lists, changes, closes and reused fd numbers, with every result compared.
+//! random sequences of lists, changes, closes and reused fds, with every result compared.
 #![cfg(not(upoll_loom))]
 
 mod processor_time;
@@ -58,7 +58,7 @@ fn kernel_set(member: &OwnedFd) -> OwnedFd {
 
 /// Writes eight bytes to an eventfd or a pipe. An end that is full or has hung up does not matter.
 fn bump(fd: &OwnedFd) {
-    // SAFETY: eight bytes are read from the number; SIGPIPE is ignored by the Rust runtime.
+    // SAFETY: eight bytes are read from the fd; SIGPIPE is ignored by the Rust runtime.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const ONE).cast(), 8) };
 }
 
@@ -94,8 +94,8 @@ enum Object {
         member: OwnedFd,
         theirs: OwnedFd,
     },
-    /// A kernel fd in both worlds, given as a number.
-    Number(OwnedFd),
+    /// A kernel fd in both worlds, given as an fd.
+    Fd(OwnedFd),
     /// A kernel fd in both worlds, given as a [`Descriptor`].
     Counted(Descriptor<OwnedFd>),
     Ends {
@@ -141,7 +141,7 @@ impl Object {
                     member,
                 }
             }
-            4 => Object::Number(kernel_eventfd()),
+            4 => Object::Fd(kernel_eventfd()),
             5 | 6 => Object::Counted(Descriptor::new(kernel_eventfd())),
             7 => {
                 let (reader, writer) = kernel_pipe();
@@ -194,7 +194,7 @@ impl Object {
                 let _ = ours.1.try_write(1);
                 bump(&theirs.1);
             }
-            Object::Mixed { member: fd, .. } | Object::Number(fd) | Object::KernelSet(_, fd) => {
+            Object::Mixed { member: fd, .. } | Object::Fd(fd) | Object::KernelSet(_, fd) => {
                 bump(fd);
             }
             Object::Counted(fd) => bump(fd),
@@ -221,7 +221,7 @@ impl Object {
                 let _ = ours.1.try_read();
                 drain(&theirs.1);
             }
-            Object::Mixed { member: fd, .. } | Object::Number(fd) | Object::KernelSet(_, fd) => {
+            Object::Mixed { member: fd, .. } | Object::Fd(fd) | Object::KernelSet(_, fd) => {
                 drain(fd);
             }
             Object::Counted(fd) => drain(fd),
@@ -258,7 +258,7 @@ impl Object {
             Object::Pipe { ours, .. } => ours.0.target(),
             Object::Set { ours, .. } => ours.0.target(),
             Object::Mixed { ours, .. } => ours.target(),
-            Object::Number(fd) => fd.target(),
+            Object::Fd(fd) => fd.target(),
             Object::Counted(fd) | Object::KernelSet(fd, _) | Object::Regular(fd) => fd.target(),
             Object::Ends { watched, .. } => watched.target(),
         })
@@ -271,7 +271,7 @@ impl Object {
             Object::Counter { theirs, .. } | Object::Mixed { theirs, .. } => theirs,
             Object::Pipe { theirs, .. } => &theirs.0,
             Object::Set { theirs, .. } => &theirs.0,
-            Object::Number(fd) => fd,
+            Object::Fd(fd) => fd,
             Object::Counted(fd) | Object::KernelSet(fd, _) | Object::Regular(fd) => fd,
             Object::Ends { watched, .. } => watched,
         })
@@ -289,10 +289,10 @@ enum Step {
     Drain(usize),
     Fill(usize),
     HangUp(usize),
-    /// Closes an object and opens another one in its place, most likely with the same number. The
-    /// first may stay open under another number.
+    /// Closes an object and opens another one in its place, most likely with the same fd. The
+    /// first may stay open under another fd.
     Reopen(usize, u8, bool),
-    /// Closes the objects that stayed open under another number.
+    /// Closes the objects that stayed open under another fd.
     CloseOthers,
     Edit(Edit),
     Poll(u64, bool),
@@ -492,10 +492,10 @@ impl World {
         let (end, mut sets) = (self.end(), self.sets());
         let [read, write, except] = sets.each_mut().map(Some);
         let (objects, context) = (&self.objects, &mut self.selects);
-        let resolve = |number| {
+        let resolve = |asked| {
             let is_it = |object: &&Object| {
                 let fd = object.descriptor().map(AsRawFd::as_raw_fd);
-                fd == Some(number)
+                fd == Some(asked)
             };
             objects.iter().find(is_it)?.target()
         };
@@ -539,7 +539,7 @@ fn a_kept_context_finds_what_a_single_call_and_the_kernel_find() {
     });
 }
 
-/// Without bare numbers and members that a kernel set refuses, the context's kernel set does all
+/// Without bare fds and members that a kernel set refuses, the context's kernel set does all
 /// the work.
 #[test]
 fn so_does_one_whose_descriptors_are_all_in_the_kernels_set() {

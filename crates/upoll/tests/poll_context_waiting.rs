@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(20);
 struct Sources {
     counter: EventFd,
     known: Descriptor<PipeReader>,
-    number: PipeReader,
+    fd: PipeReader,
 }
 
 impl Sources {
@@ -35,7 +35,7 @@ impl Sources {
         let entry = |&which: &usize| match which {
             0 => PollFd::new(&self.counter, Events::IN),
             1 => PollFd::new(&self.known, Events::IN),
-            _ => PollFd::new(&self.number, Events::IN),
+            _ => PollFd::new(&self.fd, Events::IN),
         };
         which.iter().map(entry).collect()
     }
@@ -44,7 +44,7 @@ impl Sources {
         match which {
             0 => drop(self.counter.read().unwrap()),
             1 => (&*self.known).read_exact(&mut [0]).unwrap(),
-            _ => (&self.number).read_exact(&mut [0]).unwrap(),
+            _ => (&self.fd).read_exact(&mut [0]).unwrap(),
         }
     }
 }
@@ -59,11 +59,11 @@ fn wait(
 ) -> Result<Vec<usize>, Errno> {
     if selects {
         let mut set = FdSet::from_iter(which.iter().map(|&which| i32::try_from(which).unwrap()));
-        let resolve = |number| {
-            Some(match number {
+        let resolve = |fd| {
+            Some(match fd {
                 0 => sources.counter.target(),
                 1 => sources.known.target(),
-                _ => sources.number.target(),
+                _ => sources.fd.target(),
             })
         };
         let mut timeout = Timeout::from(limit);
@@ -88,11 +88,11 @@ fn a_sleeper_is_woken_by_each_of_its_sources_time_and_again() {
     for which in MIXTURES {
         for selects in [false, true] {
             let (known, mut known_writer) = std::io::pipe().unwrap();
-            let (number, mut number_writer) = std::io::pipe().unwrap();
+            let (fd, mut fd_writer) = std::io::pipe().unwrap();
             let sources = Sources {
                 counter: EventFd::new(0).unwrap(),
                 known: Descriptor::new(known),
-                number,
+                fd,
             };
             let (sleeper, begun) = (tid(), Instant::now());
             let (done, next) = mpsc::channel();
@@ -104,7 +104,7 @@ fn a_sleeper_is_woken_by_each_of_its_sources_time_and_again() {
                         match one {
                             0 => shared.counter.write(1).unwrap(),
                             1 => known_writer.write_all(b"x").unwrap(),
-                            _ => number_writer.write_all(b"x").unwrap(),
+                            _ => fd_writer.write_all(b"x").unwrap(),
                         }
                         next.recv().unwrap();
                     }
@@ -136,11 +136,11 @@ fn nothing_ready_ends_with_the_limit_and_a_signal_ends_the_sleep() {
     for which in MIXTURES {
         for selects in [false, true] {
             let (known, _known_writer) = std::io::pipe().unwrap();
-            let (number, _number_writer) = std::io::pipe().unwrap();
+            let (fd, _fd_writer) = std::io::pipe().unwrap();
             let sources = Sources {
                 counter: EventFd::new(0).unwrap(),
                 known: Descriptor::new(known),
-                number,
+                fd,
             };
             let mut context = PollContext::new();
             let limit = Duration::from_millis(3);
@@ -223,7 +223,7 @@ fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
     let mut context = PollContext::new();
     let mut call = |limit: Duration| {
         let (mut read, mut write) = (FdSet::from_iter([1]), FdSet::from_iter([0]));
-        let resolve = |number| match number {
+        let resolve = |fd| match fd {
             0 => Some(reader.target()),
             _ => Some(other.target()),
         };
@@ -434,7 +434,7 @@ fn kernel_sets() -> Vec<i32> {
 }
 
 #[test]
-fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
+fn what_has_the_fd_of_a_set_that_the_program_closed_is_left_alone() {
     in_child(|| {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let known = Descriptor::new(reader);
@@ -448,11 +448,11 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
         let mut made = kernel_sets();
         made.retain(|set| !before.contains(set));
-        let number = made[0];
+        let fd = made[0];
         let other = EventFd::new(0).unwrap();
         let (stays, _stays_writer) = std::io::pipe().unwrap();
         // SAFETY: the fd is the context's, which a program may close by mistake.
-        assert_eq!(unsafe { libc::dup2(stays.as_raw_fd(), number) }, number);
+        assert_eq!(unsafe { libc::dup2(stays.as_raw_fd(), fd) }, fd);
         assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
         writer.write_all(b"x").unwrap();
         assert_eq!(context.poll(&mut fds, None), Ok(1));
@@ -460,7 +460,7 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         assert_eq!(context.poll(&mut both, None), Ok(1));
         drop(context);
         // SAFETY: the call takes no pointers.
-        let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
         assert_eq!(flags, libc::O_RDONLY);
         assert_eq!(kernel_sets(), before);
     });

@@ -29,7 +29,7 @@ fn ready_entries_are_found_without_a_wait() {
 #[test]
 fn ready_members_are_left_in_the_sets_without_a_wait() {
     let counters = counters();
-    let resolve = |number: i32| Some(counters.get(usize::try_from(number).ok()?)?.target());
+    let resolve = |fd: i32| Some(counters.get(usize::try_from(fd).ok()?)?.target());
     let mut context = PollContext::new();
     for _ in 0..3 {
         let mut read = FdSet::from_iter([0, 1]);

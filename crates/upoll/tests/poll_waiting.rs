@@ -78,11 +78,11 @@ fn wait_idle(
     let counter = EventFd::new(0)?;
     let (reader, _writer) = idle_pipe();
     if by_select {
-        let numbers = [(0, members.user), (1, members.kernel)];
-        let members = numbers.into_iter().filter(|(_, is_in)| *is_in);
-        let mut set: FdSet = members.map(|(number, _)| number).collect();
-        let resolve = |number| {
-            Some(match number {
+        let list = [(0, members.user), (1, members.kernel)];
+        let members = list.into_iter().filter(|(_, is_in)| *is_in);
+        let mut set: FdSet = members.map(|(fd, _)| fd).collect();
+        let resolve = |fd| {
+            Some(match fd {
                 0 => counter.target(),
                 _ => reader.target(),
             })
@@ -146,8 +146,8 @@ fn a_sleeping_select_is_ended_by_any_member() {
             let mut except = FdSet::from_iter([5, 6]);
             let sets = (Some(&mut read), Some(&mut except));
             let begun = Instant::now();
-            let ready = upoll::select(7, sets.0, None, sets.1, &mut LONG.into(), |number| {
-                Some(match number {
+            let ready = upoll::select(7, sets.0, None, sets.1, &mut LONG.into(), |fd| {
+                Some(match fd {
                     5 => ours.target(),
                     _ => stream.target(),
                 })
@@ -168,28 +168,27 @@ fn a_sleeping_select_is_ended_by_any_member() {
 fn a_select_for_writing_sleeps_on_a_descriptor_that_has_only_hung_up() {
     let counter = EventFd::new(0).unwrap();
     let hung_up = idle_pipe().0;
-    let number = hung_up.as_raw_fd();
+    let fd = hung_up.as_raw_fd();
     let limit = Duration::from_millis(20);
     let mut write = FdSet::from_iter([0]);
     let mut read = FdSet::from_iter([1]);
     let (r, w) = (Some(&mut read), Some(&mut write));
-    let ready = upoll::select(2, r, w, None, &mut limit.into(), |number| {
-        Some(match number {
+    let ready = upoll::select(2, r, w, None, &mut limit.into(), |fd| {
+        Some(match fd {
             0 => hung_up.target(),
             _ => counter.target(),
         })
     });
     let mut words = [0_u64; 16];
-    words[usize::try_from(number).unwrap() / 64] |= 1 << (number % 64);
+    words[usize::try_from(fd).unwrap() / 64] |= 1 << (fd % 64);
     let mut kernel_limit = libc::timeval {
         tv_sec: 0,
         tv_usec: limit.subsec_micros().into(),
     };
     let null = std::ptr::null_mut();
     let words = words.as_mut_ptr().cast();
-    // SAFETY: the set holds 1024 numbers, and the limit is the call's to write.
-    let kernel =
-        result(unsafe { libc::select(number + 1, null, words, null, &raw mut kernel_limit) });
+    // SAFETY: the set holds 1024 fds, and the limit is the call's to write.
+    let kernel = result(unsafe { libc::select(fd + 1, null, words, null, &raw mut kernel_limit) });
     assert_eq!((ready, kernel), (Ok(0), Ok(0)));
 }
 
@@ -589,20 +588,20 @@ fn a_wake_between_the_last_poll_and_the_sleep_is_not_lost() {
     }
 }
 
-/// Opens an idle fd at a number that no other code in this process uses.
-fn idle_at(number: i32) -> BorrowedFd<'static> {
+/// Opens an idle file at an fd that no other code in this process uses.
+fn idle_at(fd: i32) -> BorrowedFd<'static> {
     // SAFETY: opens fds; the test closes this one.
     unsafe {
         let fresh = libc::eventfd(0, 0);
-        assert_eq!(libc::dup2(fresh, number), number);
+        assert_eq!(libc::dup2(fresh, fd), fd);
         libc::close(fresh);
-        BorrowedFd::borrow_raw(number)
+        BorrowedFd::borrow_raw(fd)
     }
 }
 
-fn close(number: i32) {
+fn close(fd: i32) {
     // SAFETY: the fd is the test's own.
-    assert_eq!(unsafe { libc::close(number) }, 0);
+    assert_eq!(unsafe { libc::close(fd) }, 0);
 }
 
 #[test]
@@ -624,8 +623,8 @@ fn a_descriptor_closed_during_a_wait_shows_as_nval_when_that_ends() {
         let mut read = FdSet::from_iter([0]);
         let mut except = FdSet::from_iter([1]);
         let sets = (Some(&mut read), Some(&mut except));
-        let ready = upoll::select(2, sets.0, None, sets.1, &mut LONG.into(), |number| {
-            Some(match number {
+        let ready = upoll::select(2, sets.0, None, sets.1, &mut LONG.into(), |fd| {
+            Some(match fd {
                 0 => ours.target(),
                 _ => Target::Kernel(selected),
             })
@@ -670,8 +669,8 @@ fn a_descriptor_closed_between_two_sleeps_of_a_select_does_not_hide_the_others()
     let ours = object.clone();
     let (select, _) = asleep(move || {
         let mut read = FdSet::from_iter([0, 1, 2]);
-        let resolve = |number| {
-            Some(match number {
+        let resolve = |fd| {
+            Some(match fd {
                 0 => ours.target(),
                 1 => Target::Kernel(closed),
                 _ => Target::Kernel(idle),

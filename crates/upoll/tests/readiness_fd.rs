@@ -595,10 +595,10 @@ fn a_sleeper_in_a_kernel_set_is_woken_by_each_event_in_turn() {
 fn the_fd_is_one_for_the_set_and_closes_with_it() {
     let set = Epoll::new().unwrap();
     let fd = set.readiness_fd().unwrap();
-    let number = fd.as_raw_fd();
-    assert_eq!(set.clone().readiness_fd().unwrap().as_raw_fd(), number);
-    assert_eq!(fd.clone().as_fd().as_raw_fd(), number);
-    let watcher = Watcher::of(number, IN);
+    let raw = fd.as_raw_fd();
+    assert_eq!(set.clone().readiness_fd().unwrap().as_raw_fd(), raw);
+    assert_eq!(fd.clone().as_fd().as_raw_fd(), raw);
+    let watcher = Watcher::of(raw, IN);
     let counter = EventFd::new(0).unwrap();
     set.add(&counter, Event::new(IN, 0)).unwrap();
     drop(set);
@@ -633,14 +633,14 @@ fn a_set_has_no_fd_until_it_is_asked_for_one() {
 }
 
 #[test]
-fn an_fd_that_the_program_has_closed_is_made_anew_and_its_number_left_alone() {
+fn an_fd_that_the_program_has_closed_is_made_anew_and_the_file_there_left_alone() {
     let set = Epoll::new().unwrap();
     let counter = EventFd::new(0).unwrap();
     set.add(&counter, Event::new(IN, 0)).unwrap();
     let fd = set.readiness_fd().unwrap();
     let lost = fd.as_raw_fd();
     let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    // SAFETY: what a wild program does. The number is the test's from now on.
+    // SAFETY: what a wild program does. The fd is the test's from now on.
     let reused = unsafe { OwnedFd::from_raw_fd(libc::dup2(mine.as_raw_fd(), lost)) };
     counter.try_write(1).unwrap();
     assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
@@ -668,9 +668,9 @@ fn a_child_has_an_fd_of_its_own() {
     set.add(&counter, Event::new(IN, 0)).unwrap();
     let fd = set.readiness_fd().unwrap();
     counter.try_write(1).unwrap();
-    let number = fd.as_raw_fd();
+    let raw = fd.as_raw_fd();
     threads::in_child(|| {
-        assert!(!is_open(number), "a child closes its copy");
+        assert!(!is_open(raw), "a child closes its copy");
         let own = fd.as_raw_fd();
         assert!(is_readable(own));
         counter.try_read().unwrap();
@@ -680,9 +680,9 @@ fn a_child_has_an_fd_of_its_own() {
         assert!(is_readable(own));
         counter.try_read().unwrap();
     });
-    assert!(is_readable(number), "the child is another process");
+    assert!(is_readable(raw), "the child is another process");
     assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
     counter.try_read().unwrap();
     assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
-    assert!(!is_readable(number));
+    assert!(!is_readable(raw));
 }

@@ -252,14 +252,14 @@ fn two_sets_at_a_source_that_lives_on(is_replaced: bool) {
         rotating.add(&copy, Event::new(events, 0)).unwrap();
         worker.add(rotating, Event::new(Events::IN, data)).unwrap();
     }
-    let (number, [_, another]) = (copy.as_raw_fd(), Source::both());
+    let (fd, [_, another]) = (copy.as_raw_fd(), Source::both());
     let Source::Kernel(another, _) = &another else {
         unreachable!("the second one is the kernel's")
     };
     let mut copy = Some(copy);
     if is_replaced {
-        // SAFETY: the number is closed once, by `copy`.
-        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), number) }, number);
+        // SAFETY: the fd is closed once, by `copy`.
+        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), fd) }, fd);
     } else {
         copy = None;
     }

@@ -142,14 +142,14 @@ fn a_close_of_the_programs_fd_ends_no_wait_and_meets_no_other_file() {
     let _alone = alone();
     let (reader, mut writer) = pipe().unwrap();
     let (first, _, calls) = watched(&reader, Events::IN);
-    let number = reader.as_raw_fd();
+    let fd = reader.as_raw_fd();
     drop(reader);
     let (another, mut its_writer) = pipe().unwrap();
-    let another = if another.as_raw_fd() == number {
+    let another = if another.as_raw_fd() == fd {
         another
     } else {
-        // SAFETY: the number is free.
-        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), number) }, number);
+        // SAFETY: the fd is free.
+        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), fd) }, fd);
         another
     };
     let (second, _, its_calls) = watched(&another, Events::IN);
@@ -559,15 +559,15 @@ fn a_callback_may_drop_its_own_watch_and_one_that_panics_stops_no_other() {
 fn members_that_a_set_adopts_wake_callbacks_that_were_there_before() {
     let _alone = alone();
     let (reader, mut writer) = pipe().unwrap();
-    // SAFETY: the flags are none, and the number is new.
+    // SAFETY: the flags are none, and the fd is new.
     let kernel_set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
     let mut interest = libc::epoll_event {
         events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(),
         u64: 0,
     };
-    let (set, number) = (kernel_set.as_raw_fd(), reader.as_raw_fd());
+    let (set, fd) = (kernel_set.as_raw_fd(), reader.as_raw_fd());
     // SAFETY: the event is live.
-    let added = unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, number, &raw mut interest) };
+    let added = unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut interest) };
     assert_eq!(added, 0);
     let adopts = Epoll::new().unwrap();
     let (_watch, _, calls) = watched(&adopts, Events::IN);

@@ -1,5 +1,5 @@
 //! The wake fd of a thread that sleeps in `poll` or `select` with kernel fds in its list. Each
-//! thread has its own, and it survives whatever the program does to its number.
+//! thread has its own, and it survives whatever the program does to its fd.
 #![cfg(not(upoll_loom))]
 
 mod threads;
@@ -97,7 +97,7 @@ fn a_list_of_user_level_objects_needs_no_wake_fd() {
 #[test]
 fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
     in_child(|| {
-        let number = make_wake_fd();
+        let fd = make_wake_fd();
         let of_parent = own_sets();
         in_child(|| {
             // The child has closed the parent's wake fd.
@@ -107,13 +107,13 @@ fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
         });
         assert_eq!(own_sets(), of_parent);
         in_child(|| {
-            // A file that the child opens at the number of the wake fd stays open.
+            // A file that the child opens in place of the wake fd stays open.
             let (reader, _writer) = idle_pipe();
-            // SAFETY: the number is that of the wake fd, which a program may close by mistake.
-            unsafe { libc::dup2(reader.as_raw_fd(), number) };
+            // SAFETY: the fd is the wake fd, which a program may close by mistake.
+            unsafe { libc::dup2(reader.as_raw_fd(), fd) };
             sleep_and_be_woken();
             // SAFETY: the call takes no pointers.
-            let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+            let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
             assert_eq!(flags, libc::O_RDONLY);
         });
         sleep_and_be_woken();
@@ -122,16 +122,16 @@ fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
 }
 
 #[test]
-fn a_file_at_the_number_of_a_closed_wake_fd_is_left_alone() {
+fn a_file_in_place_of_a_closed_wake_fd_is_left_alone() {
     in_child(|| {
         thread::spawn(|| {
-            let number = make_wake_fd();
+            let fd = make_wake_fd();
             let (end, mut other) = UnixStream::pair().unwrap();
             other.write_all(b"12345678").unwrap();
             // SAFETY: closes the wake fd, as a program does that closes all fds.
             let mut reused = unsafe {
-                assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
-                UnixStream::from_raw_fd(number)
+                assert_eq!(libc::dup2(end.as_raw_fd(), fd), fd);
+                UnixStream::from_raw_fd(fd)
             };
             drop(end);
             sleep_and_be_woken();
@@ -156,8 +156,8 @@ fn a_sleeper_whose_wake_fd_was_closed_is_still_woken() {
         let (reader, _writer) = idle_pipe();
         let ours = counter.clone();
         let (thread, _) = asleep(move || {
-            let number = make_wake_fd();
-            send.send((tid(), number)).unwrap();
+            let fd = make_wake_fd();
+            send.send((tid(), fd)).unwrap();
             let mut fds = [
                 PollFd::new(&ours, Events::IN),
                 PollFd::new(&reader, Events::IN),
@@ -165,13 +165,13 @@ fn a_sleeper_whose_wake_fd_was_closed_is_still_woken() {
             let ready = upoll::poll(&mut fds, LONG);
             (ready, fds.map(|fd| fd.revents()))
         });
-        let (sleeper, number) = receive.recv().unwrap();
+        let (sleeper, fd) = receive.recv().unwrap();
         until_asleep(sleeper);
         let (end, mut other) = UnixStream::pair().unwrap();
         // SAFETY: closes the wake fd, as a program does that closes all fds.
         let _reused = unsafe {
-            assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
-            OwnedFd::from_raw_fd(number)
+            assert_eq!(libc::dup2(end.as_raw_fd(), fd), fd);
+            OwnedFd::from_raw_fd(fd)
         };
         counter.write(1).unwrap();
         other.set_nonblocking(true).unwrap();
@@ -183,7 +183,7 @@ fn a_sleeper_whose_wake_fd_was_closed_is_still_woken() {
 }
 
 #[test]
-fn a_late_wake_does_not_touch_the_file_at_the_number_of_an_ended_threads_wake_fd() {
+fn a_late_wake_does_not_touch_the_file_in_place_of_an_ended_threads_wake_fd() {
     in_child(|| {
         let counter = EventFd::new(0).unwrap();
         let stop = AtomicBool::new(false);

@@ -164,7 +164,7 @@ impl Way {
             Way::SelectWithKernelFd => {
                 let read = &mut FdSet::from_iter([3, 5]);
                 let limit = &mut Timeout::from(LONG);
-                upoll::select(6, Some(read), None, None, limit, |number| match number {
+                upoll::select(6, Some(read), None, None, limit, |fd| match fd {
                     3 => Some(timer.target()),
                     _ => Some(reader.target()),
                 })

@@ -7,12 +7,12 @@ mod channels;
 mod closing;
 mod descriptors;
 mod fair;
+mod fds;
 mod growth;
 mod html;
 mod kernel;
 mod machine;
 mod measure;
-mod numbers;
 mod peers;
 mod polling;
 mod report;
@@ -87,10 +87,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 13] {
     };
     [
         ("single calls on one thread", calls(calls::COMPARISONS)),
-        (
-            "the same over descriptors of the kernel",
-            calls(descriptors::COMPARISONS),
-        ),
+        ("the same over kernel fds", calls(descriptors::COMPARISONS)),
         (
             "a thread wakes another, on its CPU and on another",
             wakes::NAMES.to_vec(),
@@ -111,8 +108,8 @@ fn groups() -> [(&'static str, Vec<&'static str>); 13] {
             vec![channels::NAME],
         ),
         (
-            "calls by number in C, against the same on objects",
-            vec![numbers::NAME],
+            "calls by fd in C, against the same on objects",
+            vec![fds::NAME],
         ),
         (
             "several threads: that share a source, that close what they add, that share a set, a \
@@ -209,7 +206,7 @@ impl Run<'_> {
         // other thread.
         let mut comparisons = self.one_thread()?;
         let peers = self.step(peers::NAME, || peers::measure(self.effort))?;
-        let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
+        let fds = self.step(fds::NAME, || fds::measure(self.effort))?;
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
         let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
@@ -250,7 +247,7 @@ impl Run<'_> {
             effort: self.effort,
             comparisons,
             peers,
-            numbers,
+            fds,
             polls,
             growth,
             timeouts,

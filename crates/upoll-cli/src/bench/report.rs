@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::backpressure::{Latency, Pressed};
 use super::calls::Compared;
 use super::fair::{Fair, Served};
+use super::fds::ByFd;
 use super::growth::Grown;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
-use super::numbers::Numbered;
 use super::peers::{Figures, Peer};
 use super::polling::Polled;
 use super::threads::{Goal, LockUse, Threaded};
@@ -47,7 +47,7 @@ pub(super) struct Report {
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
     pub(super) peers: Vec<Peer>,
-    pub(super) numbers: Vec<Numbered>,
+    pub(super) fds: Vec<ByFd>,
     pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
     pub(super) timeouts: Vec<Late>,
@@ -105,7 +105,7 @@ impl Display for Table {
 pub(super) enum Part {
     Comparisons,
     Peers,
-    Numbers,
+    Fds,
     Polls,
     Growth,
     Timeouts,
@@ -120,7 +120,7 @@ impl Part {
         match self {
             Part::Comparisons => "Calls and wakes",
             Part::Peers => "Other libraries and calls at the same work",
-            Part::Numbers => "Numbers",
+            Part::Fds => "Fds",
             Part::Polls => "poll and select",
             Part::Growth => "Sets that grow",
             Part::Timeouts => "Time limits",
@@ -138,7 +138,7 @@ impl Report {
         [
             (Part::Comparisons, self.comparisons.is_empty()),
             (Part::Peers, self.peers.is_empty()),
-            (Part::Numbers, self.numbers.is_empty()),
+            (Part::Fds, self.fds.is_empty()),
             (Part::Polls, self.polls.is_empty()),
             (Part::Growth, self.growth.is_empty()),
             (Part::Timeouts, self.timeouts.is_empty()),
@@ -168,8 +168,8 @@ impl Report {
                  named, and of the ratios of paired batches the 10th to 90th percentile",
                 self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
             ),
-            Part::Numbers => {
-                "Operations on objects, and by number through the C interface, batches by \
+            Part::Fds => {
+                "Operations on objects, and by fd through the C interface, batches by \
                               turns: medians, and what each call adds"
                     .to_owned()
             }
@@ -215,7 +215,7 @@ impl Report {
         match part {
             Part::Comparisons => table(&self.comparisons, 3..9, COMPARISONS),
             Part::Peers => table(&self.peers, 4..10, PEERS),
-            Part::Numbers => table(&self.numbers, 2..8, NUMBERS),
+            Part::Fds => table(&self.fds, 2..8, FDS),
             Part::Polls => table(&self.polls, 3..15, POLLS),
             Part::Growth => table(&self.growth, 2..11, GROWTH),
             Part::Timeouts => table(&self.timeouts, 2..12, TIMEOUTS),
@@ -320,16 +320,14 @@ fn of_ratio(row: &Peer, text: fn(Spread) -> String) -> String {
     or_blank(ratio, text)
 }
 
-const NUMBERS: &[Column<Numbered>] = &[
+const FDS: &[Column<ByFd>] = &[
     ("name", |row| row.name.to_owned()),
     ("operation", |row| row.what.to_owned()),
     ("calls", |row| row.calls.to_string()),
     ("object ns", |row| {
         nanoseconds(row.object_nanoseconds.median)
     }),
-    ("number ns", |row| {
-        nanoseconds(row.number_nanoseconds.median)
-    }),
+    ("fd ns", |row| nanoseconds(row.fd_nanoseconds.median)),
     ("added ns per call", |row| {
         nanoseconds(row.added_nanoseconds.median)
     }),

@@ -11,7 +11,7 @@ use crate::counts;
 use crate::held::{Group, Held};
 use crate::kernel;
 use crate::object::Object;
-use crate::set::NumberedSet;
+use crate::set::SetWithFd;
 use crate::table;
 use crate::transfer::Own;
 
@@ -22,8 +22,8 @@ pub(super) struct Interest {
     /// The number of interests that were found before this one.
     at: usize,
     pub(super) object: Object,
-    pub(super) set: SharedBox<NumberedSet>,
-    number: RawFd,
+    pub(super) set: SharedBox<SetWithFd>,
+    fd: RawFd,
     event: Event,
     /// Whether the set can hold kernel members, or has no fd left by which anybody could wait in it.
     pub(super) prepared: Result<(), Errno>,
@@ -69,13 +69,13 @@ pub(super) fn interests_in(held: &Held) -> Result<Vec<Interest>, Errno> {
             .as_epoll()
             .interests_by(|address| files.get(&address).copied())?;
         all.try_reserve(interests.len()).map_err(|_| Errno::NOMEM)?;
-        for ((object, group), number, event) in interests {
+        for ((object, group), fd, event) in interests {
             all.push(Interest {
                 group,
                 at: all.len(),
                 object: object.clone(),
                 set: SharedBox::clone(set),
-                number,
+                fd,
                 event,
                 prepared: prepare(set, *epfd, held),
                 is_taken: Cell::new(false),
@@ -95,7 +95,7 @@ pub(super) fn interests_in(held: &Held) -> Result<Vec<Interest>, Errno> {
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list.
-pub(super) fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errno> {
+pub(super) fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<SetWithFd>)>, Errno> {
     let set = |object: &Object| match object {
         Object::Epoll(set) if !set.is_passive() => Some(SharedBox::clone(set)),
         _ => None,
@@ -115,7 +115,7 @@ pub(super) fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedS
 /// Makes a set able to hold kernel members, unless it rotates, or has no fd left by which anybody could wait in it.
 /// Fails if there are no fds or no memory for that. Other threads may close `epfd` and copy it meanwhile, so all of `held` must still
 /// be held: its fds are not looked at.
-fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(), Errno> {
+fn prepare(set: &SharedBox<SetWithFd>, epfd: RawFd, held: &Held) -> Result<(), Errno> {
     let adopt_under = |epfd| {
         let adopted = table::with(epfd, |object| match object {
             Object::Epoll(found) if SharedBox::ptr_eq(found, set) => Some(set.adopt(epfd)),
@@ -149,27 +149,27 @@ pub(super) fn give_back(interests: &[Interest]) {
 impl Interest {
     /// Deletes the interest from the set, so that no wait returns an event of it and one of the kernel's together.
     pub(super) fn take(&self) {
-        let target = Target::File(self.object.as_file_ref(self.number));
+        let target = Target::File(self.object.as_file_ref(self.fd));
         let deleted = self.set.as_epoll().ctl(Op::Del, target, Event::default());
         self.is_taken.set(deleted.is_ok());
     }
 
     /// Makes the set watch `object` under the interest's fd.
     pub(super) fn add(&self, object: &Object) -> Result<(), Errno> {
-        let target = Target::File(object.as_file_ref(self.number));
+        let target = Target::File(object.as_file_ref(self.fd));
         self.set.as_epoll().ctl(Op::Add, target, self.event)
     }
 
     /// Returns whether the interest's fd still stands for the object.
-    pub(super) fn has_own_number(&self, group: &Group<'_>) -> bool {
-        self.open_in(group).any(|fd| fd == self.number)
+    pub(super) fn has_own_fd(&self, group: &Group<'_>) -> bool {
+        self.open_in(group).any(|fd| fd == self.fd)
     }
 
     /// Returns the fds by which the kernel set may watch the object, its own fd first. If that was closed while another keeps
     /// the file open, the spare fd comes first. The others serve as well.
-    pub(super) fn numbers_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
-        let own = self.open_in(group).filter(|&number| number == self.number);
-        let spare = self.spare.borrow().as_ref().map(Own::number);
+    pub(super) fn fds_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
+        let own = self.open_in(group).filter(|&fd| fd == self.fd);
+        let spare = self.spare.borrow().as_ref().map(Own::fd);
         own.chain(spare).chain(self.open_in(group))
     }
 
@@ -177,21 +177,21 @@ impl Interest {
     fn open_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
         let objects = group.objects();
         let same = objects.filter(|(_, object)| object.is_same_file(&self.object));
-        same.map(|(number, _)| number)
+        same.map(|(fd, _)| fd)
     }
 
-    /// Changes an interest of the kernel set under one of [`numbers_in`](Self::numbers_in).
-    fn ctl_kernel(&self, op: Op, number: RawFd, event: Event) -> Result<(), Errno> {
+    /// Changes an interest of the kernel set under one of [`fds_in`](Self::fds_in).
+    fn ctl_kernel(&self, op: Op, fd: RawFd, event: Event) -> Result<(), Errno> {
         // SAFETY: it is held open by the table.
-        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         self.set.as_epoll().ctl(op, Target::Kernel(fd), event)
     }
 
     /// Adds the object to the kernel set, under an fd that the kernel set does not watch yet.
     fn add_to_the_kernel(&self, group: &Group<'_>, event: Event) -> Result<Option<RawFd>, Errno> {
-        for number in self.numbers_in(group) {
-            match self.ctl_kernel(Op::Add, number, event) {
-                Ok(()) => return Ok(Some(number)),
+        for fd in self.fds_in(group) {
+            match self.ctl_kernel(Op::Add, fd, event) {
+                Ok(()) => return Ok(Some(fd)),
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
@@ -209,7 +209,7 @@ impl Interest {
         let mut lacks = None;
         // A rotating set's source needs an open fd.
         if !self.set.rotates()
-            && !self.has_own_number(group)
+            && !self.has_own_fd(group)
             && let Some(open) = self.open_in(group).next()
         {
             match Own::copy(open) {
@@ -218,13 +218,13 @@ impl Interest {
                 Err(errno) => lacks = Some(errno),
             }
         }
-        let number = self.add_to_the_kernel(group, event)?;
-        if number.is_none()
+        let fd = self.add_to_the_kernel(group, event)?;
+        if fd.is_none()
             && let Some(errno) = lacks
         {
             return Err(errno);
         }
-        self.reserved.set(number);
+        self.reserved.set(fd);
         Ok(())
     }
 
@@ -236,9 +236,9 @@ impl Interest {
 
     /// Undoes [`reserve`](Self::reserve), before anything was transferred.
     pub(super) fn discard(&self) {
-        if let Some(number) = self.reserved.take() {
-            let deleted = self.ctl_kernel(Op::Del, number, Event::default());
-            debug_assert!(deleted.is_ok(), "the number stands for the same file");
+        if let Some(fd) = self.reserved.take() {
+            let deleted = self.ctl_kernel(Op::Del, fd, Event::default());
+            debug_assert!(deleted.is_ok(), "the fd stands for the same file");
         }
         self.spare.take();
     }
@@ -248,7 +248,7 @@ impl Interest {
             && let Some(open) = self.open_in(group).next()
         {
             // The transfer may have put a new file under the open fds.
-            kernel::replace(spare.number(), open);
+            kernel::replace(spare.fd(), open);
         }
         // An interest that cannot be modified is there, unless the fd stands for a new file: then the watch is gone with the
         // old one.
@@ -256,8 +256,8 @@ impl Interest {
             true => Op::Mod,
             false => Op::Add,
         };
-        let is_there = self.reserved.take().is_some_and(|number| {
-            let changed = self.ctl_kernel(op, number, self.event);
+        let is_there = self.reserved.take().is_some_and(|fd| {
+            let changed = self.ctl_kernel(op, fd, self.event);
             changed.is_ok() || changed == Err(Errno::EXIST)
         });
         if !is_there {

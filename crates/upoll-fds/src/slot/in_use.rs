@@ -20,7 +20,7 @@ use super::{Entry, Slot};
 #[cfg(not(upoll_loom))]
 use crate::hazard;
 use crate::hazard::{
-    Mark, Mine, PATIENCE, Record, before_a_look, is_used, next_record, note, records, see_others,
+    MOST_TRIES, Mark, Mine, Record, before_check, is_used, next_record, note, records, see_others,
     wait_until_unused, wipe,
 };
 use crate::signals::Section;
@@ -163,7 +163,7 @@ impl InUse {
     ) -> Option<R> {
         let record = self.record;
         record.mark.store(mark.0, Ordering::Relaxed);
-        before_a_look();
+        before_check();
         let is_still = is_still(self.entry());
         wipe(record);
         if record.is_asked.load(Ordering::Relaxed) {
@@ -263,7 +263,7 @@ pub(crate) fn release(entry: *mut Entry) {
     if entry.is_null() {
         return;
     }
-    if wait_until_unused(entry, PATIENCE) {
+    if wait_until_unused(entry, MOST_TRIES) {
         // SAFETY: no slot leads to it, and no call uses it.
         unsafe { free(entry) };
     } else if !leave(entry) {

@@ -163,17 +163,21 @@ fn an_fd_that_is_copied_is_closed_before_or_after() {
     copying_against_closing();
 }
 
-/// A call uses two objects at once while their fds give way to others: each goes once the call is
-/// over.
-fn using_several_against_closing() {
-    model(3, || {
+/// Two fds give way to others while a thread uses their objects.
+fn closing_two_against(use_both: fn(&[Arc<Slot>; 2]) -> JoinHandle<()>) {
+    model(3, move || {
         let objects = [Object::new(), Object::new()];
         let slots = objects.each_ref().map(slot_of);
-        let using = use_several_from_a_thread(&slots);
+        let using = use_both(&slots);
         slots.iter().for_each(|slot| replace(slot));
         using.join().unwrap();
         assert!(objects.iter().all(Object::is_closed));
     });
+}
+
+/// A call uses two objects at once: each goes once the call is over.
+fn using_several_against_closing() {
+    closing_two_against(use_several_from_a_thread);
 }
 
 #[test]
@@ -195,16 +199,10 @@ fn several_that_are_not_waited_for_are_taken_away() {
 fn a_call_on_several_that_does_not_let_go_leaves_one_open() {
     must_fail_without(Rule::LetGoWhenAsked, using_several_against_closing);
 }
-/// A call uses a second object besides the first one while their fds give way to others.
+
+/// A call uses a second object besides the first one.
 fn using_two_against_closing() {
-    model(3, || {
-        let objects = [Object::new(), Object::new()];
-        let slots = objects.each_ref().map(slot_of);
-        let using = use_two_from_a_thread(&slots);
-        slots.iter().for_each(|slot| replace(slot));
-        using.join().unwrap();
-        assert!(objects.iter().all(Object::is_closed));
-    });
+    closing_two_against(use_two_from_a_thread);
 }
 
 #[test]

@@ -352,7 +352,7 @@ fn a_set_is_the_kernels_if_an_fd_is_copied_that_another_file_takes() {
         };
         let (is_recorded, is_open) = &*state;
         is_recorded.store(false, Ordering::SeqCst);
-        set.record.lose_number(OTHER);
+        set.record.lose_fd(OTHER);
         is_open.store(false, Ordering::Release);
         if copying.join().unwrap() == Some(false) {
             assert!(

@@ -13,7 +13,7 @@ pub(crate) fn slot(fd: RawFd) -> Option<&'static Slot> {
 }
 
 /// Returns the fds that are user-level.
-pub(crate) fn numbers(_: u32, _: u32) -> impl Iterator<Item = RawFd> {
+pub(crate) fn fds(_: u32, _: u32) -> impl Iterator<Item = RawFd> {
     let is_user_level = |&fd: &RawFd| slot(fd).is_some_and(|slot| !slot.is_empty());
     (0..2).filter(is_user_level)
 }

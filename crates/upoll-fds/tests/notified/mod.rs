@@ -31,7 +31,7 @@ impl Call {
     /// Whether the thread is still in the call: no signal has got it out.
     pub fn is_under_way(&self) -> bool {
         let id = &raw const self.notified.id;
-        // SAFETY: the number is live.
+        // SAFETY: the fd is live.
         unsafe { libc::ioctl(self.listener, libc::SECCOMP_IOCTL_NOTIF_ID_VALID, id) == 0 }
     }
 }
@@ -101,7 +101,7 @@ fn listen(which: Which) -> OwnedFd {
         )
     };
     assert!(listener >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the number is new, and this owns it.
+    // SAFETY: the fd is new, and this owns it.
     unsafe { OwnedFd::from_raw_fd(i32::try_from(listener).unwrap()) }
 }
 

@@ -1,4 +1,4 @@
-//! Objects of all kinds by number, with contents, and sets that watch them.
+//! Objects of all kinds by fd, with contents, and sets that watch them.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::os::fd::RawFd;
@@ -12,13 +12,13 @@ pub fn two(make: impl Fn(*mut [RawFd; 2]) -> Result<(), Errno>) -> [RawFd; 2] {
 }
 
 pub fn pipe() -> [RawFd; 2] {
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     two(|fds| unsafe { upoll_fds::pipe2(fds, libc::O_NONBLOCK) })
 }
 
 pub fn sockets() -> [RawFd; 2] {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     two(|fds| unsafe { upoll_fds::socketpair(libc::AF_UNIX, kind, 0, fds) })
 }
 
@@ -95,15 +95,15 @@ impl World {
 
     /// All is there, and shows in all sets.
     pub fn check_and_close(self) {
-        let numbers = |fds: &[RawFd]| {
-            let mut numbers: Vec<_> = fds.iter().map(|&fd| fd as u64).collect();
-            numbers.sort_unstable();
-            numbers
+        let data = |fds: &[RawFd]| {
+            let mut data: Vec<_> = fds.iter().map(|&fd| fd as u64).collect();
+            data.sort_unstable();
+            data
         };
         for set in self.sets {
-            assert_eq!(ready(set), numbers(&self.watched()));
+            assert_eq!(ready(set), data(&self.watched()));
         }
-        assert_eq!(ready(self.outer), numbers(&self.sets));
+        assert_eq!(ready(self.outer), data(&self.sets));
         assert_eq!(read(self.pipe[0]), b"into a pipe");
         assert_eq!(read(self.sockets[1]), b"to a socket");
         assert_eq!(read(self.copy), 5_u64.to_ne_bytes());

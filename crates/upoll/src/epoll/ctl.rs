@@ -43,7 +43,7 @@ impl PassOn {
         if !file.is_open() {
             return;
         }
-        let ready = file.object().poll(&mut PollTable::look_only());
+        let ready = file.object().poll(&mut PollTable::without_waiter());
         let key = ready & self.interest & (Events::IN | Events::OUT);
         if key.is_empty() {
             return;
@@ -96,12 +96,12 @@ impl Epoll {
     /// `epoll_ctl` for a user-level file.
     #[inline(always)]
     pub(crate) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        let key = (file.identity(), file.number());
+        let key = (file.identity(), file.fd());
         match op {
             Op::Add => {
-                let (description, number) = file.into_parts();
+                let (description, fd) = file.into_parts();
                 // SAFETY: `file` is borrowed for longer than the call.
-                unsafe { self.add_file(description, number, event.events(), event.data()) }
+                unsafe { self.add_file(description, fd, event.events(), event.data()) }
             }
             Op::Mod => self.modify_file(key, event.events(), event.data()),
             Op::Del => self.delete_file(key),
@@ -137,7 +137,7 @@ impl Epoll {
         // SAFETY: the caller found it in the table, and the lock is held.
         unsafe {
             self.set()
-                .look_after_change(&mut inner, item, &mut left, &mut deferred);
+                .poll_changed(&mut inner, item, &mut left, &mut deferred);
         }
         drop(inner);
         if let Some(left) = left {
@@ -149,17 +149,17 @@ impl Epoll {
     /// [`modify_file`](Self::modify_file).
     ///
     /// # Safety
-    /// Description and number are the parts of a `FileRef` whose borrow outlasts the call.
+    /// Description and fd are the parts of a `FileRef` whose borrow outlasts the call.
     #[inline(never)]
     unsafe fn add_file(
         &self,
         description: NonNull<Description>,
-        number: i32,
+        fd: i32,
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
         // SAFETY: the caller's contract.
-        let file = unsafe { FileRef::from_parts(description, number) };
+        let file = unsafe { FileRef::from_parts(description, fd) };
         let event = Event::new(events, data);
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
@@ -194,7 +194,7 @@ impl Epoll {
             // Added, now check for callbacks.
             let attended = attend_silent_member(self.description());
             if attended.is_err() {
-                let _ = self.delete_file((file.identity(), file.number()));
+                let _ = self.delete_file((file.identity(), file.fd()));
             }
             return attended;
         }
@@ -204,14 +204,14 @@ impl Epoll {
     /// Executes DEL. The arguments are passed in registers, as for
     /// [`modify_file`](Self::modify_file).
     #[inline(never)]
-    fn delete_file(&self, (identity, number): (FileId, i32)) -> Result<(), Errno> {
+    fn delete_file(&self, (identity, fd): (FileId, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
         // Ends last, for its tasks may panic.
         let _scope = Scope::enter();
         let mut left = None;
         let result = {
             let mut inner = self.set().lock();
-            self.set().delete(&mut inner, identity, number, &mut left)
+            self.set().delete(&mut inner, identity, fd, &mut left)
         };
         if let Some(left) = left {
             left.finish();
@@ -221,7 +221,7 @@ impl Epoll {
 
     /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
     /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::look_after_change`]. The caller releases the lock, then finishes what is `left` and
+    /// [`Set::poll_changed`]. The caller releases the lock, then finishes what is `left` and
     /// ends `deferred`. A panic in one of these must not prevent the other.
     #[inline]
     pub(super) fn ctl_locked(
@@ -246,8 +246,8 @@ impl Epoll {
             Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
                 self.check_self(file.identity())?;
-                let (identity, number) = (file.identity(), file.number());
-                self.set().delete(inner, identity, number, left)
+                let (identity, fd) = (file.identity(), file.fd());
+                self.set().delete(inner, identity, fd, left)
             }
         }
     }
@@ -306,9 +306,9 @@ impl Epoll {
                 .and_then(|()| attend_nested(self.description(), target));
             if result.is_err() {
                 let mut inner = self.set().lock();
-                let (identity, number) = (file.identity(), file.number());
+                let (identity, fd) = (file.identity(), file.fd());
                 // Another thread may have deleted it.
-                let _ = self.set().delete(&mut inner, identity, number, &mut left);
+                let _ = self.set().delete(&mut inner, identity, fd, &mut left);
             }
         }
         if let Some(left) = left {
@@ -329,7 +329,7 @@ impl Epoll {
     ) -> Result<(), Errno> {
         let set = self.set();
         let wanted = wanted(event.events());
-        if inner.find(file.identity(), file.number()).is_some() {
+        if inner.find(file.identity(), file.fd()).is_some() {
             return Err(Errno::EXIST);
         }
         if set.rotates && target.is_none() && set.has_source(inner) {
@@ -406,7 +406,7 @@ impl Epoll {
         }
         // It listens, now look.
         // SAFETY: as above.
-        let ready = unsafe { Set::look(node) };
+        let ready = unsafe { Set::poll_item(node) };
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -535,12 +535,12 @@ impl Set {
     pub(super) fn change_interest(
         &self,
         inner: &Interests,
-        (identity, number): (FileId, i32),
+        (identity, fd): (FileId, i32),
         events: Events,
         data: u64,
         publish: impl FnOnce(&Item, Events),
     ) -> Result<*const Item, Errno> {
-        let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
+        let item = inner.find(identity, fd).ok_or(Errno::NOENT)?;
         // SAFETY: found in the table with the lock held.
         let node = unsafe { &*item };
         if node.interest().contains(Events::EXCLUSIVE) {
@@ -555,18 +555,18 @@ impl Set {
     /// Whether the second half of a MOD has nothing to do, as is mostly so.
     ///
     /// # Safety
-    /// As [`look_after_change`](Self::look_after_change).
+    /// As [`poll_changed`](Self::poll_changed).
     #[inline]
     pub(super) unsafe fn is_idle_plain(item: &Item) -> bool {
         // SAFETY: the caller's contract.
-        item.state() & state::ROTATING == 0 && unsafe { Self::look(item) }.is_empty()
+        item.state() & state::ROTATING == 0 && unsafe { Self::poll_item(item) }.is_empty()
     }
 
     /// The second half of a MOD, after a full fence.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held.
-    pub(super) unsafe fn look_after_change(
+    pub(super) unsafe fn poll_changed(
         &self,
         inner: &mut Interests,
         item: *const Item,
@@ -576,7 +576,7 @@ impl Set {
         // SAFETY: the caller's contract.
         let node = unsafe { &*item };
         // SAFETY: as above.
-        let ready = unsafe { Self::look(node) };
+        let ready = unsafe { Self::poll_item(node) };
         self.queue_if_ready(inner, item, ready, deferred);
         if ready.is_empty() && node.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.
@@ -589,10 +589,10 @@ impl Set {
         &self,
         inner: &mut Interests,
         identity: FileId,
-        number: i32,
+        fd: i32,
         left: &mut Option<Forgotten>,
     ) -> Result<(), Errno> {
-        let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
+        let item = inner.find(identity, fd).ok_or(Errno::NOENT)?;
         let claim = Self::unhook(inner, item);
         self.forget(inner, item, claim, left);
         Ok(())

@@ -40,7 +40,7 @@ impl Drop for Left {
 impl Drop for CtlPass<'_> {
     fn drop(&mut self) {
         // Also if a foreign `poll` panics: the other items are looked at all the same.
-        self.look_at_changed();
+        self.poll_all_changed();
     }
 }
 
@@ -78,7 +78,7 @@ impl<'a> CtlPass<'a> {
         file: FileRef<'_>,
         interest: &Event,
     ) -> Result<(), Errno> {
-        self.look_at_changed();
+        self.poll_all_changed();
         self.make_room();
         let epoll = self.epoll;
         let inner = self.inner.get_or_insert_with(|| epoll.set().lock());
@@ -98,10 +98,10 @@ impl<'a> CtlPass<'a> {
         data: u64,
     ) -> Result<(), Errno> {
         let epoll = self.epoll;
-        let key = (file.identity(), file.number());
+        let key = (file.identity(), file.fd());
         epoll.check_modify(key.0, events)?;
         if self.changed.is_full() {
-            self.look_at_changed();
+            self.poll_all_changed();
             self.make_room();
         }
         let set = epoll.set();
@@ -113,7 +113,7 @@ impl<'a> CtlPass<'a> {
     }
 
     /// The second half of the MODs so far.
-    fn look_at_changed(&mut self) {
+    fn poll_all_changed(&mut self) {
         let Some(inner) = &mut self.inner else { return };
         let changed = self.changed.as_slice();
         let [.., last] = changed else { return };
@@ -132,7 +132,7 @@ impl<'a> CtlPass<'a> {
                 let mut left = None;
                 (*item).interest_was_set();
                 let set = self.epoll.set();
-                set.look_after_change(inner, item, &mut left, &mut self.deferred);
+                set.poll_changed(inner, item, &mut left, &mut self.deferred);
                 if left.is_some() {
                     self.left.push(Left(left));
                 }
@@ -165,7 +165,7 @@ impl<'a> CtlPass<'a> {
 
     #[inline(never)]
     fn let_go(&mut self) {
-        self.look_at_changed();
+        self.poll_all_changed();
         self.inner = None;
         self.deferred.run();
         self.left.clear();

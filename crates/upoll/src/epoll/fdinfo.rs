@@ -6,7 +6,7 @@ use core::fmt;
 use super::Set;
 use crate::file::FileId;
 
-/// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file
+/// A line for each item, ordered by file, then fd, as Linux walks its tree. A user-level file
 /// has no inode: its identity stands for one. Without memory for the order this is an error.
 pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
     let mut rows: Vec<(FileId, i32, u32, u64)> = Vec::new();
@@ -18,7 +18,7 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
                 let item = &*item;
                 (
                     FileId::of(item.file()),
-                    item.number(),
+                    item.fd(),
                     item.interest().bits(),
                     item.data(),
                 )
@@ -28,10 +28,10 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
         }
     }
     rows.sort_unstable();
-    for (identity, number, events, data) in rows {
+    for (identity, fd, events, data) in rows {
         writeln!(
             out,
-            "tfd: {number:8} events: {events:8x} data: {data:16x}  pos:0 ino:{:x} sdev:0",
+            "tfd: {fd:8} events: {events:8x} data: {data:16x}  pos:0 ino:{:x} sdev:0",
             identity.addr()
         )?;
     }

@@ -57,7 +57,7 @@ impl Handover {
         };
         let Some(rotating) = rotating else { return };
         let set = rotating.object();
-        if set.poll(&mut PollTable::look_only()).is_empty() {
+        if set.poll(&mut PollTable::without_waiter()).is_empty() {
             return;
         }
         set.sleepers.pass_on_in_turn(Events::IN);

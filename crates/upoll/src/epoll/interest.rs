@@ -1,4 +1,4 @@
-//! The interest list: which open files a set watches, under which numbers, and for what.
+//! The interest list: which open files a set watches, under which fds, and for what.
 //!
 //! Items live in a [`Slab`] of the set's own, at addresses that never change: wait queues, watcher
 //! lists and ready lists link them in place. Look-up is a hash table of slot numbers. Both become
@@ -42,7 +42,7 @@ pub(crate) mod state {
     pub(crate) const SHARED: u32 = 32;
 }
 
-/// One interest: an open file under a number, what is wanted of it, and its places in the lists
+/// One interest: an open file under an fd, what is wanted of it, and its places in the lists
 /// (`struct epitem`).
 #[repr(C)]
 pub(crate) struct Item {
@@ -62,8 +62,8 @@ pub(crate) struct Item {
     data: UnsafeCell<u64>,
     /// The requested events and flags. Written under the set's lock, read by wakeups.
     interest: AtomicU32,
-    /// The number half of the key; fixed while the item is registered.
-    number: UnsafeCell<i32>,
+    /// The fd half of the key; fixed while the item is registered.
+    fd: UnsafeCell<i32>,
 }
 
 // SAFETY: each field names the lock that guards it; the atomics need none. `set` is dereferenced
@@ -83,7 +83,7 @@ impl Item {
             prev: UnsafeCell::new(ptr::null_mut()),
             data: UnsafeCell::new(0),
             interest: AtomicU32::new(0),
-            number: UnsafeCell::new(0),
+            fd: UnsafeCell::new(0),
         }
     }
 
@@ -158,9 +158,9 @@ impl Item {
 
     /// # Safety
     /// The item is registered and stays so: the set's lock or its file's watcher list is held.
-    pub(crate) unsafe fn number(&self) -> i32 {
+    pub(crate) unsafe fn fd(&self) -> i32 {
         // SAFETY: fixed while registered.
-        self.number.with(|number| unsafe { *number })
+        self.fd.with(|fd| unsafe { *fd })
     }
 
     /// Keeps the item's set alive.
@@ -222,8 +222,8 @@ pub(crate) struct Interests {
 // SAFETY: the raw pointers inside lead to items of the slab, which lives as long as this does.
 unsafe impl Send for Interests {}
 
-fn hash(identity: FileId, number: i32) -> u64 {
-    FxBuildHasher.hash_one((identity.addr(), number))
+fn hash(identity: FileId, fd: i32) -> u64 {
+    FxBuildHasher.hash_one((identity.addr(), fd))
 }
 
 fn hash_of(slots: &Slab, slot: u32) -> u64 {
@@ -231,7 +231,7 @@ fn hash_of(slots: &Slab, slot: u32) -> u64 {
     // the slab holds the set's lock.
     unsafe {
         let item = &*slots.get(slot);
-        hash(FileId::of(item.file()), item.number())
+        hash(FileId::of(item.file()), item.fd())
     }
 }
 
@@ -259,14 +259,14 @@ impl Interests {
 
     /// The item for a key.
     #[inline]
-    pub(crate) fn find(&self, identity: FileId, number: i32) -> Option<*const Item> {
+    pub(crate) fn find(&self, identity: FileId, fd: i32) -> Option<*const Item> {
         // The item that the look-up looks at last is the one it finds.
         let mut found = ptr::null();
-        self.table.find(hash(identity, number), |&slot| {
+        self.table.find(hash(identity, fd), |&slot| {
             let item = self.slots.get(slot);
             found = item;
             // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-            unsafe { (*item).number() == number && FileId::of((*item).file()) == identity }
+            unsafe { (*item).fd() == fd && FileId::of((*item).file()) == identity }
         })?;
         Some(found)
     }
@@ -293,11 +293,11 @@ impl Interests {
             return Err(Errno::NOMEM);
         };
         let item = self.slots.get(slot);
-        let key = (file.identity(), file.number());
+        let key = (file.identity(), file.fd());
         // SAFETY: the slot was vacant: nobody else knows it, and `&mut self` is the set's lock.
         unsafe {
             (*item).file.with_mut(|place| *place = Some(file.keep()));
-            (*item).number.with_mut(|number| *number = key.1);
+            (*item).fd.with_mut(|fd| *fd = key.1);
             (*item).set_data(data);
             // The hook comes later, and publishes it.
             (*item).interest.store(interest.bits(), Ordering::Relaxed);
@@ -313,8 +313,8 @@ impl Interests {
     /// may run the object's destructor, after it has released the set's lock.
     pub(crate) fn remove(&mut self, item: *const Item) -> Held {
         // SAFETY: the item is registered here and `&mut self` is the set's lock.
-        let (identity, number) = unsafe { (FileId::of((*item).file()), (*item).number()) };
-        let entry = self.table.find_entry(hash(identity, number), |&slot| {
+        let (identity, fd) = unsafe { (FileId::of((*item).file()), (*item).fd()) };
+        let entry = self.table.find_entry(hash(identity, fd), |&slot| {
             ptr::eq(self.slots.get(slot), item)
         });
         let Ok(entry) = entry else {
@@ -395,8 +395,8 @@ impl Interests {
 
     pub(crate) fn slot_of(&self, item: *const Item) -> u32 {
         // SAFETY: the item is registered here and `&self` borrows the locked set.
-        let (identity, number) = unsafe { (FileId::of((*item).file()), (*item).number()) };
-        let slot = self.table.find(hash(identity, number), |&slot| {
+        let (identity, fd) = unsafe { (FileId::of((*item).file()), (*item).fd()) };
+        let slot = self.table.find(hash(identity, fd), |&slot| {
             ptr::eq(self.slots.get(slot), item)
         });
         match slot {

@@ -216,7 +216,7 @@ impl Set {
             let inner = self.lock();
             let hung_up = inner.iter().any(|item| {
                 // SAFETY: the item is registered, and the set's lock is held.
-                unsafe { Set::look(&*item).intersects(HANG_UP) }
+                unsafe { Set::poll_item(&*item).intersects(HANG_UP) }
             });
             self.hung_up.store(hung_up, Ordering::Relaxed);
         }
@@ -507,7 +507,7 @@ impl Epoll {
     ///
     /// With 0 each event is another worker's. So it is with sources and workers whose interests are edge-triggered or oneshot,
     /// and with sources that are watched for more than `IN` and `OUT`. The default is 4. More than 512 count as 512. Workers of a source
-    /// that is a user-level object hand over after each event, whatever the slack.
+    /// that is a user-level object take turns after each event, whatever the slack.
     ///
     /// # Errors
     /// `EINVAL`: the set does not rotate.
@@ -570,7 +570,7 @@ impl Epoll {
         self.file.tally.count(|tally| tally.events(ready));
     }
 
-    /// Returns the interests in one open file: the number that each goes by, and what is wanted.
+    /// Returns the interests in one open file: the fd that each goes by, and what is wanted.
     ///
     /// A oneshot interest that has fired asks for no events any more.
     ///
@@ -583,11 +583,7 @@ impl Epoll {
         interests
             .try_reserve_exact(found.len())
             .map_err(|_| Errno::NOMEM)?;
-        interests.extend(
-            found
-                .into_iter()
-                .map(|((), number, interest)| (number, interest)),
-        );
+        interests.extend(found.into_iter().map(|((), fd, interest)| (fd, interest)));
         Ok(interests)
     }
 
@@ -605,17 +601,17 @@ impl Epoll {
         let mut found = Vec::new();
         for item in inner.iter() {
             // SAFETY: the item is registered and the set's lock held.
-            let (address, number, interest) = unsafe {
+            let (address, fd, interest) = unsafe {
                 let item = &*item;
                 (
                     FileId::of(item.file()).addr(),
-                    item.number(),
+                    item.fd(),
                     Event::new(item.interest(), item.data()),
                 )
             };
             if let Some(of) = find(address) {
                 found.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                found.push((of, number, interest));
+                found.push((of, fd, interest));
             }
         }
         Ok(found)

@@ -18,6 +18,7 @@ use super::interest::state;
 use super::{Epoll, Set};
 use crate::errno::Errno;
 use crate::file::{Description, FileId, Held, Watchers};
+use crate::steps::{Step, step};
 use crate::sync::{Mutex, Ordering};
 
 /// `EP_MAX_NESTS`: links from set to set in one chain.
@@ -99,7 +100,7 @@ impl Below {
         let inner = set.lock();
         if inner.nested > 0 {
             for item in inner.iter() {
-                step();
+                step(Step::Walk);
                 // SAFETY: registered, and its set's lock is held.
                 let (item, file) = unsafe { (&*item, (*item).file()) };
                 if item.state() & state::WATCHES_SET == 0 {
@@ -190,7 +191,7 @@ fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result
     }
     let mut highest = 0;
     for above in counted_above(watchers)? {
-        step();
+        step(Step::Walk);
         let identity = FileId::of(&above);
         let height = match known.get(&identity) {
             Some(&height) => height,
@@ -240,7 +241,7 @@ fn check_paths_below(
     }
     let inner = set.lock();
     for item in inner.iter() {
-        step();
+        step(Step::Walk);
         // SAFETY: registered, and its set's lock is held.
         let file = unsafe { (*item).file() };
         checked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
@@ -269,7 +270,7 @@ fn count_paths(
         return Err(Errno::INVAL);
     }
     for above in counted_above(watchers)? {
-        step();
+        step(Step::Walk);
         if counted_above(above.watchers())?.is_empty() {
             counts[links] += 1;
             if counts[links] > PATH_LIMITS[links] {
@@ -282,35 +283,19 @@ fn count_paths(
     Ok(())
 }
 
-/// Counts a step of a walk, for the test that shows how many there are.
-#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
-fn step() {}
-
-#[cfg(all(test, feature = "std", not(upoll_loom)))]
-use self::tests::step;
-
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
-    use core::cell::Cell;
-
+    use crate::steps::{Step, steps_of};
     use crate::{Epoll, Errno, Event, EventFd, Events};
-
-    std::thread_local! {
-        static STEPS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    pub(super) fn step() {
-        STEPS.set(STEPS.get() + 1);
-    }
 
     fn sets(count: usize) -> Vec<Epoll> {
         (0..count).map(|_| Epoll::new().unwrap()).collect()
     }
 
     fn steps_of_add(outer: &Epoll, inner: &Epoll) -> usize {
-        STEPS.set(0);
-        outer.add(inner, Event::new(Events::IN, 0)).unwrap();
-        STEPS.get()
+        steps_of(Step::Walk, || {
+            outer.add(inner, Event::new(Events::IN, 0)).unwrap()
+        })
     }
 
     /// Four layers in which each set watches all of the next layer.

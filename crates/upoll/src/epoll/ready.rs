@@ -355,13 +355,15 @@ impl Set {
     /// # Safety
     /// The caller holds this set's lock, and the item is registered in it.
     #[inline]
-    pub(crate) unsafe fn look(item: &Item) -> Events {
+    pub(crate) unsafe fn poll_item(item: &Item) -> Events {
         // SAFETY: passed on to the caller.
         let file = unsafe { item.file() };
         if !file.is_open() {
             return Events::empty();
         }
-        let ready = file.object().poll(&mut PollTable::look_only().for_item());
+        let ready = file
+            .object()
+            .poll(&mut PollTable::without_waiter().for_item());
         ready & item.interest()
     }
 
@@ -370,10 +372,10 @@ impl Set {
     /// # Safety
     /// The caller holds this set's lock, and the item is on its ready list.
     #[inline]
-    pub(super) unsafe fn look_or_unqueue(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
+    pub(super) unsafe fn poll_or_unqueue(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
         // SAFETY: the caller's contract.
         unsafe {
-            let events = Self::look(item.as_ref());
+            let events = Self::poll_item(item.as_ref());
             if !events.is_empty() {
                 return events;
             }
@@ -384,7 +386,7 @@ impl Set {
     /// Takes an item that was found idle off the ready list, and looks once more.
     ///
     /// # Safety
-    /// As [`look_or_unqueue`](Self::look_or_unqueue).
+    /// As [`poll_or_unqueue`](Self::poll_or_unqueue).
     #[inline(never)]
     unsafe fn unqueue_idle(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
         // SAFETY: the caller's contract.
@@ -395,7 +397,7 @@ impl Set {
             if broken(Rule::RepollAfterUnqueue) {
                 return Events::empty();
             }
-            let events = Self::look(node);
+            let events = Self::poll_item(node);
             if events.is_empty() {
                 return events;
             }

@@ -7,6 +7,7 @@ use super::ctl::as_set;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
+use crate::steps::{Step, step};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
 #[cfg(any(feature = "std", upoll_loom))]
@@ -59,7 +60,7 @@ impl<'a> Scan<'a> {
     /// finds, also on those that it does not reach.
     fn use_up_notes(&self) {
         for item in &self.inner.rotating {
-            step();
+            step(Step::Poll);
             // SAFETY: items in the list are registered, and the set's lock is held.
             let node = unsafe { item.as_ref() };
             if node.state() & state::QUEUED != 0 {
@@ -81,7 +82,7 @@ impl<'a> Scan<'a> {
                 return self.take_in_turn(item, interest);
             }
             let consumes = interest.intersects(CONSUMING);
-            let events = self.look(item, consumes);
+            let events = self.poll(item, consumes);
             if !events.is_empty() {
                 self.reported(item, interest, consumes);
             }
@@ -110,7 +111,7 @@ impl<'a> Scan<'a> {
                 false => Events::empty(),
             };
             let events = if shown.is_empty() {
-                self.look(item, consumes)
+                self.poll(item, consumes)
             } else {
                 if consumes {
                     self.inner.ready.unlink(item);
@@ -177,15 +178,15 @@ impl<'a> Scan<'a> {
     /// # Safety
     /// The item is on the ready list.
     #[inline(always)]
-    unsafe fn look(&mut self, item: NonNull<Item>, consumes: bool) -> Events {
+    unsafe fn poll(&mut self, item: NonNull<Item>, consumes: bool) -> Events {
         // SAFETY: items on the ready list are registered, and the set's lock is held.
         unsafe {
             if consumes {
                 self.inner.ready.unlink(item);
                 Set::unqueue(item.as_ref());
-                Set::look(item.as_ref())
+                Set::poll_item(item.as_ref())
             } else {
-                Set::look_or_unqueue(&mut self.inner.ready, item)
+                Set::poll_or_unqueue(&mut self.inner.ready, item)
             }
         }
     }
@@ -361,7 +362,7 @@ impl Set {
             let node = item.as_ref();
             let _ended = LoneScan(self);
             Set::unqueue(node);
-            let events = Set::look(node);
+            let events = Set::poll_item(node);
             let interest = node.interest();
             if !events.is_empty() && interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
@@ -378,10 +379,10 @@ impl Set {
         {
             scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {
-                step();
+                step(Step::Poll);
                 // SAFETY: the item is on this set's ready list, and the lock is held.
                 unsafe {
-                    if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
+                    if !Set::poll_or_unqueue(&mut scan.inner.ready, item).is_empty() {
                         return true;
                     }
                     Set::unchoose(item.as_ref());
@@ -409,7 +410,7 @@ impl Set {
             // SAFETY: registered items are alive, and the set's lock is held.
             unsafe {
                 let node = item.as_ref();
-                if node.state() & state::CHOSEN != 0 && Set::look(node).is_empty() {
+                if node.state() & state::CHOSEN != 0 && Set::poll_item(node).is_empty() {
                     // The kernel found the source ready at an earlier harvest, whose report had no room for it.
                     Set::unchoose(node);
                 }
@@ -425,7 +426,7 @@ impl Set {
                     node.entry.outlast_wake();
                     continue;
                 }
-                if !Set::look(node).is_empty() {
+                if !Set::poll_item(node).is_empty() {
                     self.queue_locked(&mut inner.ready, item);
                 }
             }
@@ -443,12 +444,12 @@ impl Set {
     /// Whether an item is queued because the kernel chose its set, and no report has had it yet, and it is still ready.
     ///
     /// # Safety
-    /// As [`look`](Self::look).
+    /// As [`poll_item`](Self::poll_item).
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn is_chosen_and_ready(item: &Item) -> bool {
         const WAITS: u32 = state::QUEUED | state::CHOSEN;
         // SAFETY: the caller's contract.
-        item.state() & WAITS == WAITS && !unsafe { Self::look(item) }.is_empty()
+        item.state() & WAITS == WAITS && !unsafe { Self::poll_item(item) }.is_empty()
     }
 
     /// Takes an item that watches a rotating set off the ready list, then has `look` do the last look at the source that the
@@ -506,7 +507,7 @@ impl Set {
     /// line of the source that the kernel has.
     ///
     /// # Safety
-    /// As [`look`](Self::look).
+    /// As [`poll_item`](Self::poll_item).
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn may_go_on(item: &Item) -> bool {
         // SAFETY: the caller's contract.
@@ -521,7 +522,7 @@ impl Set {
     /// Whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.
     ///
     /// # Safety
-    /// As [`look`](Self::look).
+    /// As [`poll_item`](Self::poll_item).
     unsafe fn may_have_slack(item: &Item) -> bool {
         // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken. An
         // edge-triggered one is to report an event once.
@@ -546,7 +547,7 @@ impl Set {
             let is_from_kernel = as_set(node.file()).is_some_and(|rotating| {
                 let has_level_source = |there: &dyn KernelBackend| there.has_level_source();
                 rotating.backend().is_some_and(has_level_source)
-                    && !Set::look(node).is_empty()
+                    && !Set::poll_item(node).is_empty()
                     // An event of the core that comes before the look may be what that has found.
                     && !rotating.is_pending()
             });
@@ -564,7 +565,7 @@ impl Set {
     /// rotating set below it.
     ///
     /// # Safety
-    /// As [`look`](Self::look); the item watches a rotating set.
+    /// As [`poll_item`](Self::poll_item); the item watches a rotating set.
     #[cfg(any(feature = "std", upoll_loom))]
     unsafe fn has_no_other_event(item: &Item) -> bool {
         // SAFETY: the caller's contract.
@@ -579,7 +580,7 @@ impl Set {
         // SAFETY: as above.
         !rotating.is_above_rotating()
             && !rotating.is_pending()
-            && (is_level() || unsafe { Self::look(item) }.is_empty())
+            && (is_level() || unsafe { Self::poll_item(item) }.is_empty())
     }
 
     /// Takes a queued item off whichever list it is on.
@@ -601,30 +602,13 @@ impl Set {
     }
 }
 
-/// Counts a step of a look from above, for the test that shows how many there are.
-#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
-#[inline(always)]
-fn step() {}
-
-#[cfg(all(test, feature = "std", not(upoll_loom)))]
-use self::tests::step;
-
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
-    use core::cell::Cell;
-
+    use crate::steps::{Step, steps_of};
     use crate::{CreateFlags, Epoll, Event, EventFd, Events, Source};
 
-    std::thread_local! {
-        static STEPS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    pub(super) fn step() {
-        STEPS.set(STEPS.get() + 1);
-    }
-
     #[test]
-    fn a_look_from_above_does_not_walk_the_ready_list() {
+    fn a_poll_from_above_does_not_walk_the_ready_list() {
         let set = Epoll::new().unwrap();
         let [nested, rotating] =
             [CreateFlags::empty(), CreateFlags::ROTATE].map(|flags| Epoll::create(flags).unwrap());
@@ -635,9 +619,9 @@ mod tests {
             set.add(counter, Event::new(Events::IN, 0)).unwrap();
         }
         let steps = || {
-            STEPS.set(0);
-            assert!(set.as_file_ref().is_ready(Events::IN));
-            STEPS.get()
+            steps_of(Step::Poll, || {
+                assert!(set.as_file_ref().is_ready(Events::IN))
+            })
         };
         assert_eq!(steps(), 1);
         for inner in [&nested, &rotating] {

@@ -26,7 +26,7 @@ impl Epoll {
     /// - `EINVAL`: `source` is this set; or `EXCLUSIVE` with a set as `source`, or with bits other
     ///   than `IN`, `OUT`, `ERR`, `HUP`, `WAKEUP`, `ET`.
     /// - `ELOOP`: the set would watch itself through others, or sets would nest deeper than 5.
-    /// - `EEXIST`: the open file is watched under this number already.
+    /// - `EEXIST`: the open file is watched under this fd already.
     /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
     ///   up through sets that watch sets.
     /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
@@ -90,7 +90,7 @@ impl Epoll {
     fn trace_change(&self, op: Op, target: Target<'_>, interest: Event, result: Result<(), Errno>) {
         let set = self.as_file_ref().identity();
         let (file, fd) = match target {
-            Target::File(file) => (Some(file.identity()), file.number()),
+            Target::File(file) => (Some(file.identity()), file.fd()),
             #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(fd) => (None, fd.as_raw_fd()),
             #[cfg(any(feature = "std", upoll_loom))]

@@ -77,7 +77,7 @@ impl Shared {
     ///
     /// A hostile process may have written what no change leaves behind: the maximum is at least 1, as
     /// nothing shared is ever stale, and the count at most the maximum.
-    pub(crate) fn look(&self) -> Limited {
+    pub(crate) fn check(&self) -> Limited {
         let maximum = self.maximum.load(Ordering::SeqCst).max(1);
         Limited {
             count: self.count.load(Ordering::SeqCst).min(maximum),
@@ -92,7 +92,7 @@ impl Shared {
         step: Step<'_>,
         wakers: &impl Wakers,
     ) -> Result<Limited, Errno> {
-        let before = self.look();
+        let before = self.check();
         let after = step(before)?;
         let tells_first = !broken(Rule::TellBeforeChanging);
         if tells_first {

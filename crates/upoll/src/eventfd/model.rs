@@ -77,7 +77,7 @@ impl SharedModel {
 
     /// Returns the count.
     pub fn count(&self) -> u64 {
-        self.locked(|shared| shared.look().count).unwrap_or(0)
+        self.locked(|shared| shared.check().count).unwrap_or(0)
     }
 
     /// Begins to sleep until the count is not zero.

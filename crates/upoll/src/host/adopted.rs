@@ -51,15 +51,15 @@ impl Epoll {
         attend_silent_member(self.description())
     }
 
-    /// Makes room for an interest in the kernel fd `number`, in a set that has a place for such members: its ADD
+    /// Makes room for an interest in the kernel fd `fd`, in a set that has a place for such members: its ADD
     /// does not fail for want of memory of this process.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
     #[doc(hidden)]
-    pub fn prepare_kernel_member(&self, number: RawFd) -> Result<(), Errno> {
+    pub fn prepare_kernel_member(&self, fd: RawFd) -> Result<(), Errno> {
         let backend = EpollBackend::of(self.set());
-        backend.map_or(Ok(()), |backend| backend.listed.prepare(number))
+        backend.map_or(Ok(()), |backend| backend.listed.prepare(fd))
     }
 
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the

@@ -34,7 +34,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, Held, PollTable, Pollable};
 use crate::memory::{SharedBox, boxed};
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, nap};
 use crate::wait::WaitQueue;
 
 /// That of the process which has last registered something, never freed. A child that finds its parent's replaces it, and
@@ -46,8 +46,8 @@ struct Attendant {
     /// Where it sleeps. The data of an event is the key of a registration.
     set: SharedBox<OwnFd>,
     /// Held while a copy of an fd becomes a member of the set, is asked for its events there, is checked or is closed. A check
-    /// adds the number to the set for a moment if it is no member, and so must not meet another copy that comes to have the
-    /// number.
+    /// adds the fd to the set for a moment if it is no member, and so must not meet another copy that comes to have the
+    /// fd.
     copies: Mutex<()>,
     /// Innermost, but for allocations.
     state: Mutex<State>,
@@ -191,7 +191,7 @@ impl Attendant {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => {
                     // The kernel set was lost. Without an fd for another one this is a loop.
-                    kernel::sleep_a_millisecond();
+                    nap();
                     self.set.is_lost_after_failure();
                 }
             }
@@ -265,9 +265,9 @@ impl Waiter {
 }
 
 impl Place {
-    fn register(self, op: Op, number: RawFd, events: Events) -> Result<(), Errno> {
+    fn register(self, op: Op, fd: RawFd, events: Events) -> Result<(), Errno> {
         let interest = Event::new(events, self.key);
-        kernel::epoll_ctl(&self.attendant.set, op, number, &interest)
+        kernel::epoll_ctl(&self.attendant.set, op, fd, &interest)
     }
 
     fn leave(self) {
@@ -287,11 +287,11 @@ impl Attended {
         if self.linked == now || !shows.fd.is_in_place() {
             return Ok(());
         }
-        // A look at a copy that was closed may meet the set at its number.
+        // A look at a copy that was closed may meet the set at its fd.
         let _copies = place.attendant.copies.lock();
-        let number = shows.fd.as_raw_fd();
-        match place.register(Op::Add, number, EDGE) {
-            Err(Errno::EXIST) => place.register(Op::Mod, number, EDGE)?,
+        let fd = shows.fd.as_raw_fd();
+        match place.register(Op::Add, fd, EDGE) {
+            Err(Errno::EXIST) => place.register(Op::Mod, fd, EDGE)?,
             added => added?,
         }
         let first = &backend.first.fd;
@@ -384,7 +384,7 @@ impl EpollBackend {
 
 /// A kernel fd that a callback or a task waits for, as a file. Its queue is woken by the attendant.
 pub(crate) struct AttendedFd {
-    /// A number of the library's own for the file, so that a close of the program's cannot make it that of another one.
+    /// An own fd for the file, which a close of the program's cannot make that of another one.
     /// None: the file cannot be polled, and is always ready.
     copy: Option<OwnFd>,
     wanted: Events,
@@ -424,7 +424,7 @@ impl AttendedFd {
             file.key.store(place.key, Ordering::Relaxed);
             // The kernel looks at the file once more: what has happened until now is an event as well.
             let edges = (wanted - Events::CONTROL) | Events::ET;
-            // If the program has closed the copy, another wait for the file may get its number, and its place in the set.
+            // If the program has closed the copy, another wait for the file may get its fd, and its place in the set.
             let _copies = attendant.copies.lock();
             place.register(Op::Mod, copy.as_raw_fd(), edges)?;
         }
@@ -462,7 +462,7 @@ impl Pollable for AttendedFd {
             None => Events::DEFAULT,
             Some(_) if self.is_lost() => Events::HUP,
             Some(copy) => {
-                let ready = copy.try_call(|number| kernel::poll_by_number(number, self.wanted));
+                let ready = copy.try_call(|fd| kernel::poll_by_fd(fd, self.wanted));
                 ready.unwrap_or(Events::HUP)
             }
         }

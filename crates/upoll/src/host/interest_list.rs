@@ -15,7 +15,7 @@ use crate::events::{Event, Events};
 use crate::memory::boxed;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The interest in one number.
+/// The interest in one fd.
 struct Slot {
     /// 0, [`ONCE`] or [`AGAIN`].
     is_watched: AtomicU32,
@@ -35,7 +35,7 @@ impl Slot {
     }
 }
 
-/// Slots for numbers in buckets that double in size, so that a change is two loads and a few stores.
+/// Slots for fds in buckets that double in size, so that a change is two loads and a few stores.
 pub(super) struct InterestList {
     buckets: [OnceBox<Box<[Slot]>>; BUCKETS],
 }
@@ -50,27 +50,27 @@ const BUCKETS: usize = (i32::BITS - FIRST_BITS) as usize;
 /// One interest.
 #[derive(Clone, Copy)]
 pub(super) struct Listed {
-    pub(super) number: RawFd,
+    pub(super) fd: RawFd,
     pub(super) interest: Event,
-    /// There was an interest in the number before that had not left by itself.
+    /// There was an interest in the fd before that had not left by itself.
     pub(super) is_again: bool,
     /// The inode of the file when the interest was added; 0 if it is not known.
     pub(super) inode: u64,
 }
 
-/// Returns the inode of a member that was just added, for readers that find another file under its number. It is 0, as
+/// Returns the inode of a member that was just added, for readers that find another file under its fd. It is 0, as
 /// not known, where the library's own fds are out of the program's reach.
-pub(super) fn inode_to_list(number: RawFd) -> u64 {
+pub(super) fn inode_to_list(fd: RawFd) -> u64 {
     match own_fds::may_be_lost() {
-        true => kernel::inode(number).unwrap_or(0),
+        true => kernel::inode(fd).unwrap_or(0),
         false => 0,
     }
 }
 
-/// The bucket of a number, and its place there. Bucket `n` has `64 << n` slots.
-fn place(number: RawFd) -> Option<(usize, usize)> {
-    let number = u32::try_from(number).ok()?;
-    let shifted = number.checked_add(1 << FIRST_BITS)?;
+/// The bucket of an fd, and its place there. Bucket `n` has `64 << n` slots.
+fn place(fd: RawFd) -> Option<(usize, usize)> {
+    let fd = u32::try_from(fd).ok()?;
+    let shifted = fd.checked_add(1 << FIRST_BITS)?;
     let bucket = shifted.ilog2() - FIRST_BITS;
     Some((
         bucket as usize,
@@ -85,17 +85,17 @@ impl InterestList {
         }
     }
 
-    fn slot(&self, number: RawFd) -> Option<&Slot> {
-        let (bucket, at) = place(number)?;
+    fn slot(&self, fd: RawFd) -> Option<&Slot> {
+        let (bucket, at) = place(fd)?;
         self.buckets.get(bucket)?.get().map(|slots| &slots[at])
     }
 
-    /// Makes room for an interest in `number`.
+    /// Makes room for an interest in `fd`.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
-    pub(super) fn prepare(&self, number: RawFd) -> Result<(), Errno> {
-        let Some((bucket, _)) = place(number) else {
+    pub(super) fn prepare(&self, fd: RawFd) -> Result<(), Errno> {
+        let Some((bucket, _)) = place(fd) else {
             return Ok(());
         };
         self.buckets[bucket].get_or_try_init(|| {
@@ -109,8 +109,8 @@ impl InterestList {
     }
 
     /// Records an interest, for which room has been [made](Self::prepare).
-    fn add(&self, number: RawFd, interest: &Event, inode: u64) {
-        let Some(slot) = self.slot(number) else {
+    fn add(&self, fd: RawFd, interest: &Event, inode: u64) {
+        let Some(slot) = self.slot(fd) else {
             return;
         };
         slot.inode.store(inode, Ordering::Relaxed);
@@ -124,18 +124,18 @@ impl InterestList {
 
     /// A change was made in the kernel set.
     #[inline]
-    pub(super) fn change(&self, op: Op, number: RawFd, interest: &Event) {
+    pub(super) fn change(&self, op: Op, fd: RawFd, interest: &Event) {
         match op {
-            Op::Add => self.add(number, interest, inode_to_list(number)),
-            Op::Mod => self.modify(number, interest),
-            Op::Del => self.remove(number),
+            Op::Add => self.add(fd, interest, inode_to_list(fd)),
+            Op::Mod => self.modify(fd, interest),
+            Op::Del => self.remove(fd),
         }
     }
 
     /// An interest was changed.
     #[inline]
-    fn modify(&self, number: RawFd, interest: &Event) {
-        if let Some(slot) = self.slot(number) {
+    fn modify(&self, fd: RawFd, interest: &Event) {
+        if let Some(slot) = self.slot(fd) {
             slot.data.store(interest.data(), Ordering::Relaxed);
             slot.events
                 .store(interest.events().bits(), Ordering::Relaxed);
@@ -143,13 +143,13 @@ impl InterestList {
     }
 
     /// An interest left.
-    pub(super) fn remove(&self, number: RawFd) {
-        if let Some(slot) = self.slot(number) {
+    pub(super) fn remove(&self, fd: RawFd) {
+        if let Some(slot) = self.slot(fd) {
             slot.is_watched.store(0, Ordering::Relaxed);
         }
     }
 
-    /// All that came and did not leave, by number.
+    /// All that came and did not leave, by fd.
     pub(super) fn iter(&self) -> impl Iterator<Item = Listed> {
         let buckets = self.buckets.iter().enumerate();
         buckets.flat_map(|(bucket, slots)| {
@@ -157,9 +157,9 @@ impl InterestList {
             let slots = slots.get().map_or(&[][..], |slots| &slots[..]);
             slots.iter().enumerate().filter_map(move |(at, slot)| {
                 let is_watched = slot.is_watched.load(Ordering::Acquire) != 0;
-                let number = RawFd::try_from(first + at as i64).ok()?;
+                let fd = RawFd::try_from(first + at as i64).ok()?;
                 is_watched.then(|| Listed {
-                    number,
+                    fd,
                     is_again: slot.is_watched.load(Ordering::Relaxed) == AGAIN,
                     interest: Event::new(
                         Events::from_bits_retain(slot.events.load(Ordering::Relaxed)),
@@ -177,18 +177,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_has_a_place_of_its_own_and_is_listed_in_order() {
+    fn each_fd_has_a_place_of_its_own_and_is_listed_in_order() {
         let list = InterestList::new();
-        let numbers = [0, 1, 63, 64, 65, 191, 192, 1000, 70_000];
-        for number in numbers {
-            list.prepare(number).unwrap();
-            list.add(number, &Event::new(Events::IN, number as u64), 1);
+        let fds = [0, 1, 63, 64, 65, 191, 192, 1000, 70_000];
+        for fd in fds {
+            list.prepare(fd).unwrap();
+            list.add(fd, &Event::new(Events::IN, fd as u64), 1);
         }
         list.modify(64, &Event::new(Events::OUT, 7));
         list.remove(1000);
         let found: Vec<_> = list
             .iter()
-            .map(|listed| (listed.number, listed.interest.data()))
+            .map(|listed| (listed.fd, listed.interest.data()))
             .collect();
         let expected = [
             (0, 0),

@@ -19,31 +19,31 @@ fn check(result: Result<usize, i32>) -> Result<usize, Errno> {
 }
 
 pub(crate) use super::own_fds::OwnFd as Descriptor;
-use super::own_fds::{first_numbers, hold_protected_numbers, may_be_lost};
+use super::own_fds::{first_fds, hold_protected_fds, may_be_lost};
 
-/// `close(2)` of a number that is known to be the library's own.
-pub(super) fn close(number: RawFd) {
-    // SAFETY: the number is the library's own, and nobody uses it after this.
-    let _ = unsafe { syscall!(SYS_close, number) };
+/// `close(2)` of an fd that is known to be the library's own.
+pub(super) fn close(fd: RawFd) {
+    // SAFETY: the fd is the library's own, and nobody uses it after this.
+    let _ = unsafe { syscall!(SYS_close, fd) };
 }
 
 /// Moves the result of a call that opens something to a high fd. Programs rely on getting the
 /// lowest free fd, and an fd that they have closed must not become an own fd of the library.
 fn opened(result: Result<usize, i32>) -> Result<Descriptor, Errno> {
     let low = RawFd::try_from(check(result)?).expect("fds are ints");
-    let _held = hold_protected_numbers();
+    let _held = hold_protected_fds();
     match duplicate_high(low) {
         Ok(high) => {
             close(low);
             Descriptor::brief(high)
         }
-        // If there is no number left up there, the low one has to do.
+        // If no fd is left up there, the low one has to do.
         Err(_) => Descriptor::brief(low),
     }
 }
 
-/// How many numbers the process can have (`RLIMIT_NOFILE`). A kernel that refuses the call leaves no limit.
-pub(crate) fn most_numbers() -> libc::rlim64_t {
+/// How many fds the process can have (`RLIMIT_NOFILE`). A kernel that refuses the call leaves no limit.
+pub(crate) fn most_fds() -> libc::rlim64_t {
     let mut limit = libc::rlimit64 {
         rlim_cur: libc::RLIM64_INFINITY,
         rlim_max: libc::RLIM64_INFINITY,
@@ -54,12 +54,12 @@ pub(crate) fn most_numbers() -> libc::rlim64_t {
     limit.rlim_cur
 }
 
-/// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
-pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
+/// `F_DUPFD_CLOEXEC`: a new fd for the same open file, out of the way.
+pub(super) fn duplicate_high(fd: RawFd) -> Result<RawFd, Errno> {
     let mut result = Err(Errno::MFILE);
-    for from in first_numbers() {
+    for from in first_fds() {
         // SAFETY: no pointers are involved.
-        result = check(unsafe { syscall!(SYS_fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
+        result = check(unsafe { syscall!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) });
         if !matches!(result, Err(Errno::MFILE | Errno::INVAL)) {
             break;
         }
@@ -67,10 +67,10 @@ pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
     result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
 }
 
-/// An own fd for the open file that `number` stands for.
-pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
-    let _held = hold_protected_numbers();
-    Descriptor::brief(duplicate_high(number)?)
+/// An own fd for the open file that `fd` stands for.
+pub(super) fn duplicate(fd: RawFd) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_fds();
+    Descriptor::brief(duplicate_high(fd)?)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
@@ -83,13 +83,13 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
 /// Makes another kernel set for one that was lost, under a different fd, so that users of the old
 /// fd notice.
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
-    // The first one may take over the number, which is not that of `lost` any more then.
+    // The first one may take over the fd, which is not that of `lost` any more then.
     let before = lost.as_raw_fd();
     let set = epoll_create()?;
     if set.as_raw_fd() != before {
         return Ok(set);
     }
-    // While the first one has that number.
+    // While the first one has that fd.
     epoll_create()
 }
 
@@ -114,31 +114,31 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Returns None if the number stands for something else.
-    pub(super) fn of(number: RawFd) -> Option<Self> {
+    /// Returns None if the fd stands for something else.
+    pub(super) fn of(fd: RawFd) -> Option<Self> {
         Some(Socket {
-            cookie: socket_cookie(number).ok(),
+            cookie: socket_cookie(fd).ok(),
             inode: match may_be_lost() {
-                true => socket_inode(number)?,
+                true => socket_inode(fd)?,
                 // There is no other file to distinguish it from.
                 false => 0,
             },
         })
     }
 
-    /// Whether the number stands for this socket.
-    pub(super) fn is(&self, number: RawFd) -> bool {
-        match (self.cookie, socket_cookie(number)) {
+    /// Whether the fd stands for this socket.
+    pub(super) fn is(&self, fd: RawFd) -> bool {
+        match (self.cookie, socket_cookie(fd)) {
             (Some(known), Ok(cookie)) => known == cookie,
             (_, Err(errno)) if is_no_socket(errno) => false,
-            _ => !may_be_lost() || socket_inode(number) == Some(self.inode),
+            _ => !may_be_lost() || socket_inode(fd) == Some(self.inode),
         }
     }
 }
 
-/// Whether the number stands for the socket with this cookie. None: the kernel does not tell.
-pub(super) fn has_cookie(number: RawFd, cookie: u64) -> Option<bool> {
-    match socket_cookie(number) {
+/// Whether the fd stands for the socket with this cookie. None: the kernel does not tell.
+pub(super) fn has_cookie(fd: RawFd, cookie: u64) -> Option<bool> {
+    match socket_cookie(fd) {
         Ok(found) => Some(found == cookie),
         Err(errno) => is_no_socket(errno).then_some(false),
     }
@@ -149,7 +149,7 @@ fn is_no_socket(errno: Errno) -> bool {
 }
 
 /// `SO_COOKIE`, never 0.
-pub(super) fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
+pub(super) fn socket_cookie(fd: RawFd) -> Result<u64, Errno> {
     const SO_COOKIE: libc::c_int = 57;
     let mut cookie = 0_u64;
     let mut length: libc::socklen_t = 8;
@@ -157,7 +157,7 @@ pub(super) fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
     let found = unsafe {
         syscall!(
             SYS_getsockopt,
-            number,
+            fd,
             libc::SOL_SOCKET,
             SO_COOKIE,
             &raw mut cookie,
@@ -174,22 +174,22 @@ pub(crate) fn epoll_ctl(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
+    set.call(|set| epoll_ctl_by_fd(set, op, fd, interest))
 }
 
-/// As [`epoll_ctl`], right behind a call on the same set that has succeeded: its number is not checked again.
+/// As [`epoll_ctl`], right behind a call on the same set that has succeeded: its fd is not checked again.
 pub(super) fn epoll_ctl_once_more(
     set: &Descriptor,
     op: Op,
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+    set.try_call(|set| epoll_ctl_by_fd(set, op, fd, interest))
 }
 
 /// `epoll_ctl(2)`.
 #[inline]
-pub(super) fn epoll_ctl_by_number(
+pub(super) fn epoll_ctl_by_fd(
     set: RawFd,
     op: Op,
     fd: RawFd,
@@ -211,21 +211,21 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     deleted == Err(Errno::NOENT)
 }
 
-/// Whether `number` stands for the open file that is the `which`th member of `set` by this number
+/// Whether `fd` stands for the open file that is the `which`th member of `set` by this fd
 /// (`kcmp(2)`). A kernel that does not tell is taken to say so.
-pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
-    match compare_member(set.as_raw_fd(), number, number, which) {
+pub(super) fn is_member(set: &Descriptor, fd: RawFd, which: u32) -> bool {
+    match compare_member(set.as_raw_fd(), fd, fd, which) {
         Ok(difference) => difference == 0,
         Err(errno) => errno != Errno::BADF && errno != Errno::NOENT,
     }
 }
 
-/// Whether `number` stands for a file that is a member of the set `set` by this number. Changes nothing in the set, and looks
+/// Whether `fd` stands for a file that is a member of the set `set` by this fd. Changes nothing in the set, and looks
 /// through it. None: the kernel does not tell.
-pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
-    // Further members by this number are files that live on under others, after it was closed.
+pub(super) fn is_member_of(set: RawFd, fd: RawFd) -> Option<bool> {
+    // Further members by this fd are files that live on under others, after it was closed.
     for which in 0.. {
-        match compare_member(set, number, number, which) {
+        match compare_member(set, fd, fd, which) {
             Ok(0) => return Some(true),
             Ok(_) => {}
             Err(Errno::BADF | Errno::NOENT) => break,
@@ -235,29 +235,29 @@ pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
     Some(false)
 }
 
-/// Whether `set` has a `which`th member by this number, whatever the number stands for by now. None: the
+/// Whether `set` has a `which`th member by this fd, whatever the fd stands for by now. None: the
 /// kernel does not tell.
-pub(super) fn has_member(set: &Descriptor, number: RawFd, which: u32) -> Option<bool> {
-    match compare_member(set.as_raw_fd(), set.as_raw_fd(), number, which) {
+pub(super) fn has_member(set: &Descriptor, fd: RawFd, which: u32) -> Option<bool> {
+    match compare_member(set.as_raw_fd(), set.as_raw_fd(), fd, which) {
         Ok(_) => Some(true),
         Err(Errno::NOENT) => Some(false),
         Err(_) => None,
     }
 }
 
-/// `kcmp(2)` of what `file` stands for and the `which`th member of `set` by `number`.
-fn compare_member(set: RawFd, file: RawFd, number: RawFd, which: u32) -> Result<usize, Errno> {
+/// `kcmp(2)` of what `file` stands for and the `which`th member of `set` by `fd`.
+fn compare_member(set: RawFd, file: RawFd, fd: RawFd, which: u32) -> Result<usize, Errno> {
     /// `struct kcmp_epoll_slot`.
     #[repr(C)]
     struct Member {
         set: u32,
-        number: u32,
+        fd: u32,
         which: u32,
     }
     const KCMP_EPOLL_TFD: usize = 7;
     let member = Member {
         set: set.cast_unsigned(),
-        number: number.cast_unsigned(),
+        fd: fd.cast_unsigned(),
         which,
     };
     // SAFETY: the call has no effect, and `member` is live.
@@ -268,30 +268,30 @@ fn compare_member(set: RawFd, file: RawFd, number: RawFd, which: u32) -> Result<
     })
 }
 
-/// The inode of an open socket; None if the number stands for something else.
-pub(super) fn socket_inode(number: RawFd) -> Option<u64> {
-    let stat = stat(number)?;
+/// The inode of an open socket; None if the fd stands for something else.
+pub(super) fn socket_inode(fd: RawFd) -> Option<u64> {
+    let stat = stat(fd)?;
     (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
 }
 
 /// The inode of an open file. Eventfds, sets and their kin have one together.
-pub(super) fn inode(number: RawFd) -> Option<u64> {
-    stat(number).map(|stat| stat.st_ino)
+pub(super) fn inode(fd: RawFd) -> Option<u64> {
+    stat(fd).map(|stat| stat.st_ino)
 }
 
 /// As [`inode`]; None if it is the one that eventfds, sets and their kin have together.
-pub(super) fn unshared_inode(number: RawFd) -> Option<u64> {
-    let stat = stat(number)?;
+pub(super) fn unshared_inode(fd: RawFd) -> Option<u64> {
+    let stat = stat(fd)?;
     // That one is of no type.
     (stat.st_mode & libc::S_IFMT != 0).then_some(stat.st_ino)
 }
 
 /// `fstat(2)`.
-fn stat(number: RawFd) -> Option<libc::stat> {
+fn stat(fd: RawFd) -> Option<libc::stat> {
     // SAFETY: a `stat` of zeros is one.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills the structure.
-    check(unsafe { syscall!(SYS_fstat, number, &raw mut stat) }).ok()?;
+    check(unsafe { syscall!(SYS_fstat, fd, &raw mut stat) }).ok()?;
     Some(stat)
 }
 
@@ -308,12 +308,12 @@ fn room_in(events: &[Event]) -> usize {
 pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
     // The oldest of its calls is the fastest; newer machines do not have it.
     #[cfg(target_arch = "x86_64")]
-    return set.call(|number| {
+    return set.call(|set| {
         let room = room_in(events);
         let buffer = events.as_mut_ptr();
         // SAFETY: `Event` has epoll_event's layout and takes any bits, and the buffer has at least
         // `room`.
-        check(unsafe { syscall!(SYS_epoll_wait, number, buffer, room, 0) })
+        check(unsafe { syscall!(SYS_epoll_wait, set, buffer, room, 0) })
     });
     #[cfg(not(target_arch = "x86_64"))]
     epoll_wait(set, events, AT_ONCE, None)
@@ -326,11 +326,11 @@ pub(crate) fn epoll_wait(
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
-    set.call(|number| epoll_wait_by_number(number, events, limit, mask))
+    set.call(|set| epoll_wait_by_fd(set, events, limit, mask))
 }
 
 #[inline]
-fn epoll_wait_by_number(
+fn epoll_wait_by_fd(
     set: RawFd,
     events: &mut [Event],
     limit: Option<libc::timespec>,
@@ -412,19 +412,19 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
 /// # Errors
 /// `EBADF`: the program has closed the fd. That is recorded.
 fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
-    let ready = fd.call(|number| poll_by_number(number, wanted));
+    let ready = fd.call(|fd| poll_by_fd(fd, wanted));
     ready.inspect_err(|_| {
         fd.is_lost_after_failure();
     })
 }
 
-/// Calls `poll(2)` on one number, without waiting, and returns the events that are ready.
+/// Calls `poll(2)` on one fd, without waiting, and returns the events that are ready.
 ///
 /// # Errors
 /// `EBADF`: it is not open.
-pub(super) fn poll_by_number(number: RawFd, wanted: Events) -> Result<Events, Errno> {
+pub(super) fn poll_by_fd(fd: RawFd, wanted: Events) -> Result<Events, Errno> {
     let mut entry = libc::pollfd {
-        fd: number,
+        fd,
         events: wanted.bits() as libc::c_short,
         revents: 0,
     };
@@ -476,7 +476,7 @@ pub(crate) fn ppoll(
 /// `pselect(2)`; a `limit` of None is none.
 ///
 /// # Safety
-/// Each bitmap is null or holds all numbers below `end`.
+/// Each bitmap is null or holds all fds below `end`.
 pub(crate) unsafe fn pselect(
     end: RawFd,
     [read, write, except]: [*mut libc::fd_set; 3],
@@ -505,18 +505,18 @@ pub(crate) fn eventfd() -> Result<Descriptor, Errno> {
     opened(unsafe { syscall!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Adds one to an eventfd, unless its number was lost.
+/// Adds one to an eventfd, unless its fd was lost.
 pub(crate) fn eventfd_write(fd: &Descriptor) {
     if !fd.is_intact() {
         return;
     }
     let one = 1_u64;
-    let number = fd.as_raw_fd();
+    let fd = fd.as_raw_fd();
     // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
-    let _ = unsafe { syscall!(SYS_write, number, &raw const one, size_of::<u64>()) };
+    let _ = unsafe { syscall!(SYS_write, fd, &raw const one, size_of::<u64>()) };
 }
 
-/// A new number for the kernel set that `fd` stands for.
+/// A new fd for the kernel set that `fd` stands for.
 pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
     Descriptor::sealed(duplicate(fd.as_raw_fd())?, true)
 }
@@ -584,16 +584,6 @@ pub(super) fn map_wiped(size: usize) -> Option<NonNull<u8>> {
 pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
     // SAFETY: the caller's contract.
     unsafe { libc::munmap(place.as_ptr().cast(), size) };
-}
-
-/// Sleeps. A signal may end that early.
-pub(super) fn sleep_a_millisecond() {
-    let time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    // SAFETY: the time is live.
-    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
 }
 
 /// Returns the milliseconds of a clock that takes no system call and is not the finest.

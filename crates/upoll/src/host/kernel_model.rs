@@ -35,7 +35,7 @@ use self::sleep::{Sleep, nanoseconds, now};
 pub(super) use self::sleep::{coarse_milliseconds, futex_sleepers, futex_wake_all};
 pub use self::sleep::{interrupt, pass_time, set_on};
 pub(crate) use super::own_fds::OwnFd as Descriptor;
-use super::own_fds::{first_numbers, hold_protected_numbers};
+use super::own_fds::{first_fds, hold_protected_fds};
 
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
@@ -47,9 +47,9 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 loom::lazy_static! {
     /// All that were opened, also those that were closed.
     static ref FILES: Table<Vec<Arc<File>>> = Table::new(Vec::new());
-    /// The table of fds: for each number one more than its file's place in `FILES`, or 0.
+    /// The table of fds: for each fd one more than its file's place in `FILES`, or 0.
     static ref ENTRIES: Vec<Arc<Entry>> = (0..MOST).map(|_| Arc::new(Entry::new(0))).collect();
-    /// Numbers that are in use.
+    /// Fds that are in use.
     static ref TAKEN: Table<BTreeSet<RawFd>> = Table::new(BTreeSet::new());
     /// How many sets may be above each other.
     static ref NESTS: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -57,7 +57,7 @@ loom::lazy_static! {
 
 type Entry = loom::sync::atomic::AtomicUsize;
 
-/// How many numbers a process can have (`RLIMIT_NOFILE`).
+/// How many fds a process can have (`RLIMIT_NOFILE`).
 const MOST: RawFd = 32;
 
 enum Kind {
@@ -78,8 +78,8 @@ type Key = (RawFd, FileId);
 #[derive(Clone, Copy)]
 struct Watcher {
     set: FileId,
-    /// By which number it knows the file.
-    number: RawFd,
+    /// By which fd it knows the file.
+    fd: RawFd,
     is_exclusive: bool,
 }
 
@@ -89,7 +89,7 @@ struct File {
     /// sets.
     line: Mutex<Vec<Watcher>>,
     state: Mutex<State>,
-    /// Numbers and calls that have it. The last one releases it.
+    /// Fds and calls that have it. The last one releases it.
     uses: AtomicUsize,
 }
 
@@ -110,10 +110,10 @@ fn file(id: FileId) -> Arc<File> {
     FILES.lock().unwrap()[id].clone()
 }
 
-/// A number's entry in the table of fds. It orders what comes before a change and after a look.
-fn entry(number: RawFd) -> Result<Arc<Entry>, Errno> {
-    let number = usize::try_from(number).map_err(|_| Errno::BADF)?;
-    ENTRIES.get(number).cloned().ok_or(Errno::BADF)
+/// The entry of an fd in the table of fds. It orders what comes before a change and after a look.
+fn entry(fd: RawFd) -> Result<Arc<Entry>, Errno> {
+    let fd = usize::try_from(fd).map_err(|_| Errno::BADF)?;
+    ENTRIES.get(fd).cloned().ok_or(Errno::BADF)
 }
 
 /// A file that a system call uses.
@@ -123,8 +123,8 @@ struct Used {
 }
 
 impl Used {
-    fn of(number: RawFd) -> Result<Self, Errno> {
-        match entry(number)?.load(Ordering::SeqCst) {
+    fn of(fd: RawFd) -> Result<Self, Errno> {
+        match entry(fd)?.load(Ordering::SeqCst) {
             0 => Err(Errno::BADF),
             place => Ok(Self::by_id(place - 1)),
         }
@@ -137,15 +137,15 @@ impl Used {
     }
 
     /// Like [`of`](Self::of), for an fd that must stand for a set.
-    fn set(number: RawFd) -> Result<Self, Errno> {
-        let used = Self::of(number)?;
+    fn set(fd: RawFd) -> Result<Self, Errno> {
+        let used = Self::of(fd)?;
         match used.kind {
             Kind::Set => Ok(used),
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// The file is in use once more: by a number.
+    /// The file is in use once more: by an fd.
     fn kept(self) -> FileId {
         std::mem::ManuallyDrop::new(self).id
     }
@@ -172,27 +172,27 @@ impl Drop for Used {
 fn release(id: FileId, released: &File) {
     let line = std::mem::take(&mut *released.line.lock().unwrap());
     for watcher in line {
-        file(watcher.set).lock().remove((watcher.number, id));
+        file(watcher.set).lock().remove((watcher.fd, id));
     }
     let members = std::mem::take(&mut released.lock().members);
-    for ((number, member), _) in members {
-        file(member).leave_line(id, number);
+    for ((fd, member), _) in members {
+        file(member).leave_line(id, fd);
     }
 }
 
 /// Opens the lowest free fd from `first` for a file.
-fn number_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
-    let number = {
+fn fd_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
+    let fd = {
         let mut taken = TAKEN.lock().unwrap();
-        let free = (first..MOST).find(|number| !taken.contains(number));
+        let free = (first..MOST).find(|fd| !taken.contains(fd));
         let free = free.ok_or(Errno::MFILE)?;
         taken.insert(free);
         free
     };
     // Not a store: loom knows nothing of the lock of `TAKEN`, and might take a store for older than the last
-    // close of this number.
-    entry(number)?.swap(used.kept() + 1, Ordering::SeqCst);
-    Ok(number)
+    // close of this fd.
+    entry(fd)?.swap(used.kept() + 1, Ordering::SeqCst);
+    Ok(fd)
 }
 
 fn open(kind: Kind) -> Used {
@@ -211,30 +211,25 @@ fn open(kind: Kind) -> Used {
 }
 
 /// `close(2)`.
-pub(super) fn close(number: RawFd) {
-    let _ = program::close(number);
+pub(super) fn close(fd: RawFd) {
+    let _ = program::close(fd);
 }
 
-/// How many numbers a process can have.
-pub(crate) fn most_numbers() -> libc::rlim64_t {
+/// How many fds a process can have.
+pub(crate) fn most_fds() -> libc::rlim64_t {
     MOST.cast_unsigned().into()
 }
 
-/// Yields to other threads.
-pub(super) fn sleep_a_millisecond() {
-    loom::thread::yield_now();
+/// `F_DUPFD_CLOEXEC`: a new fd for the same open file, out of the way.
+pub(super) fn duplicate_high(fd: RawFd) -> Result<RawFd, Errno> {
+    fd_out_of_the_way(Used::of(fd)?)
 }
 
-/// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
-pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
-    number_out_of_the_way(Used::of(number)?)
-}
-
-fn number_out_of_the_way(used: Used) -> Result<RawFd, Errno> {
+fn fd_out_of_the_way(used: Used) -> Result<RawFd, Errno> {
     let mut result = Err(Errno::MFILE);
-    for first in first_numbers() {
+    for first in first_fds() {
         let first = RawFd::try_from(first).expect("an fd");
-        result = number_for(Used::by_id(used.id), first);
+        result = fd_for(Used::by_id(used.id), first);
         if result.is_ok() {
             break;
         }
@@ -242,16 +237,16 @@ fn number_out_of_the_way(used: Used) -> Result<RawFd, Errno> {
     result
 }
 
-/// Opens a file under a number that is out of the way.
+/// Opens a file under an fd that is out of the way.
 fn opened(kind: Kind) -> Result<Descriptor, Errno> {
-    let _held = hold_protected_numbers();
-    Descriptor::brief(number_out_of_the_way(open(kind))?)
+    let _held = hold_protected_fds();
+    Descriptor::brief(fd_out_of_the_way(open(kind))?)
 }
 
-/// An own fd for the open file that `number` stands for.
-pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
-    let _held = hold_protected_numbers();
-    Descriptor::brief(duplicate_high(number)?)
+/// An own fd for the open file that `fd` stands for.
+pub(super) fn duplicate(fd: RawFd) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_fds();
+    Descriptor::brief(duplicate_high(fd)?)
 }
 
 /// An eventfd: always readable once it was written, and each write is an edge.
@@ -292,13 +287,13 @@ pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
 pub(super) struct Socket(FileId);
 
 impl Socket {
-    pub(super) fn of(number: RawFd) -> Option<Self> {
-        let used = Used::of(number).ok()?;
+    pub(super) fn of(fd: RawFd) -> Option<Self> {
+        let used = Used::of(fd).ok()?;
         matches!(used.kind, Kind::Socket).then(|| Socket(used.id))
     }
 
-    pub(super) fn is(&self, number: RawFd) -> bool {
-        Used::of(number).is_ok_and(|used| used.id == self.0)
+    pub(super) fn is(&self, fd: RawFd) -> bool {
+        Used::of(fd).is_ok_and(|used| used.id == self.0)
     }
 }
 
@@ -308,8 +303,8 @@ pub(super) fn has_cookie(_: RawFd, _: u64) -> Option<bool> {
 }
 
 /// The inode of an open file. Sets have one together.
-pub(super) fn inode(number: RawFd) -> Option<u64> {
-    let used = Used::of(number).ok()?;
+pub(super) fn inode(fd: RawFd) -> Option<u64> {
+    let used = Used::of(fd).ok()?;
     match used.kind {
         Kind::Set => Some(0),
         _ => u64::try_from(used.id + 1).ok(),
@@ -317,8 +312,8 @@ pub(super) fn inode(number: RawFd) -> Option<u64> {
 }
 
 /// As [`inode`]; None if it is the sets'.
-pub(super) fn unshared_inode(number: RawFd) -> Option<u64> {
-    inode(number).filter(|&inode| inode != 0)
+pub(super) fn unshared_inode(fd: RawFd) -> Option<u64> {
+    inode(fd).filter(|&inode| inode != 0)
 }
 
 impl File {
@@ -326,9 +321,9 @@ impl File {
         self.state.lock().unwrap()
     }
 
-    fn leave_line(&self, set: FileId, number: RawFd) {
+    fn leave_line(&self, set: FileId, fd: RawFd) {
         let mut line = self.line.lock().unwrap();
-        line.retain(|watcher| (watcher.set, watcher.number) != (set, number));
+        line.retain(|watcher| (watcher.set, watcher.fd) != (set, fd));
     }
 
     /// What is ready. Takes the locks of what it has below, and takes what is not ready any more off the
@@ -425,7 +420,7 @@ fn tell(id: FileId, key: Events) {
     let changed = file(id);
     let line = changed.line.lock().unwrap();
     for watcher in line.iter() {
-        let member = (watcher.number, id);
+        let member = (watcher.fd, id);
         let is_woken = {
             let set = file(watcher.set);
             let mut state = set.lock();
@@ -453,8 +448,8 @@ impl Source {
         Source(program::pipe().expect("few"))
     }
 
-    /// Returns its number.
-    pub fn number(&self) -> RawFd {
+    /// Returns its fd.
+    pub fn fd(&self) -> RawFd {
         self.0
     }
 
@@ -505,14 +500,14 @@ pub(crate) fn epoll_ctl(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
+    set.call(|set| epoll_ctl_by_fd(set, op, fd, interest))
 }
 
-pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
-    let (Ok(set), Ok(member)) = (Used::set(set), Used::of(number)) else {
+pub(super) fn is_member_of(set: RawFd, fd: RawFd) -> Option<bool> {
+    let (Ok(set), Ok(member)) = (Used::set(set), Used::of(fd)) else {
         return Some(false);
     };
-    let key = (number, member.id);
+    let key = (fd, member.id);
     Some(set.lock().members.iter().any(|&(known, _)| known == key))
 }
 
@@ -522,10 +517,10 @@ pub(super) fn epoll_ctl_once_more(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+    set.try_call(|set| epoll_ctl_by_fd(set, op, fd, interest))
 }
 
-pub(super) fn epoll_ctl_by_number(
+pub(super) fn epoll_ctl_by_fd(
     set: RawFd,
     op: Op,
     fd: RawFd,
@@ -564,7 +559,7 @@ pub(super) fn epoll_ctl_by_number(
             let place = if is_exclusive { line.len() } else { 0 };
             let watcher = Watcher {
                 set: set.id,
-                number: fd,
+                fd,
                 is_exclusive,
             };
             line.insert(place, watcher);
@@ -577,7 +572,7 @@ pub(super) fn epoll_ctl_by_number(
             *known = *interest;
         }
         (Op::Del, Some(_)) => {
-            line.retain(|watcher| (watcher.set, watcher.number) != (set.id, fd));
+            line.retain(|watcher| (watcher.set, watcher.fd) != (set.id, fd));
             state.remove(key);
             return Ok(());
         }
@@ -593,7 +588,7 @@ pub(super) fn epoll_ctl_by_number(
 }
 
 pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
-    set.call(|number| Ok(harvest(&Used::set(number)?, events)))
+    set.call(|set| Ok(harvest(&Used::set(set)?, events)))
 }
 
 fn harvest(set: &Used, events: &mut [Event]) -> usize {
@@ -646,7 +641,7 @@ pub(crate) fn epoll_wait(
     if is_zero(limit.as_ref()) {
         return epoll_harvest(set, events);
     }
-    set.call(|number| wait_in(&Used::set(number)?, events, limit))
+    set.call(|set| wait_in(&Used::set(set)?, events, limit))
 }
 
 fn wait_in(
@@ -693,7 +688,7 @@ pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
 }
 
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    let is_readable = fd.call(|number| Ok(Used::of(number)?.poll().contains(Events::IN)));
+    let is_readable = fd.call(|fd| Ok(Used::of(fd)?.poll().contains(Events::IN)));
     is_readable.unwrap_or_else(|_| {
         fd.is_lost_after_failure();
         false
@@ -751,7 +746,7 @@ pub(crate) fn ppoll(
 /// `pselect`, by `ppoll`.
 ///
 /// # Safety
-/// Each bitmap is null or holds all numbers below `end`.
+/// Each bitmap is null or holds all fds below `end`.
 pub(crate) unsafe fn pselect(
     end: RawFd,
     sets: [*mut libc::fd_set; 3],

@@ -19,7 +19,7 @@ use crate::sync::{Ordering, is_held_by_this_thread};
 /// A line of fdinfo.
 struct Line<'a> {
     text: &'a str,
-    number: RawFd,
+    fd: RawFd,
     interest: Event,
     inode: Option<u64>,
 }
@@ -29,14 +29,14 @@ impl<'a> Line<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let mut words = text.split_ascii_whitespace();
         let mut after = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
-        let number = after("tfd:")?.parse().ok()?;
+        let fd = after("tfd:")?.parse().ok()?;
         let events = u32::from_str_radix(after("events:")?, 16).ok()?;
         let data = u64::from_str_radix(after("data:")?, 16).ok()?;
         let interest = Event::new(Events::from_bits_retain(events), data);
         let inode = words.find_map(|word| word.strip_prefix("ino:"));
         Some(Line {
             text,
-            number,
+            fd,
             interest,
             inode: inode.and_then(|inode| u64::from_str_radix(inode, 16).ok()),
         })
@@ -65,10 +65,10 @@ impl EpollBackend {
 
     /// The members in such a text, less the specials.
     fn members_in<'a>(&self, text: &'a str) -> impl Iterator<Item = Line<'a>> {
-        let seal = self.members().number_of_seal();
+        let seal = self.members().fd_of_seal();
         let is_special = move |line: &Line| {
             let is_told_by_data = self.rotation.is_none();
-            Some(line.number) == seal
+            Some(line.fd) == seal
                 || (is_told_by_data && self.specials.decode(line.interest.data()).is_some())
         };
         let lines = text.lines().filter_map(Line::parse);
@@ -87,26 +87,26 @@ impl EpollBackend {
         }
     }
 
-    /// How many members there are by the number of `listed`: none if its file was closed, and more if it
-    /// lives on under another number.
+    /// How many members there are by the fd of `listed`: none if its file was closed, and more if it
+    /// lives on under another fd.
     fn count(&self, listed: Listed) -> usize {
         // The kernel looks members up one after the other, which would take long for each of many
         // connections. A socket is opened once.
         if !listed.is_again && listed.inode != 0 {
-            let inode = kernel::socket_inode(listed.number);
+            let inode = kernel::socket_inode(listed.fd);
             if inode == Some(listed.inode) {
                 return 1;
             }
         }
         if !self.members().is_intact() {
-            return usize::from(kernel::inode(listed.number).is_some());
+            return usize::from(kernel::inode(listed.fd).is_some());
         }
         let mut count = 0;
         while let Ok(which) = u32::try_from(count) {
-            match kernel::has_member(self.members(), listed.number, which) {
+            match kernel::has_member(self.members(), listed.fd, which) {
                 Some(true) => count += 1,
                 Some(false) => break,
-                None => return usize::from(kernel::inode(listed.number).is_some()),
+                None => return usize::from(kernel::inode(listed.fd).is_some()),
             }
         }
         count
@@ -119,14 +119,14 @@ impl EpollBackend {
             if self.count(listed) == 0 {
                 continue;
             }
-            let inode = kernel::inode(listed.number).unwrap_or(0);
+            let inode = kernel::inode(listed.fd).unwrap_or(0);
             let (events, data) = (listed.interest.events().bits(), listed.interest.data());
-            let number = listed.number;
+            let fd = listed.fd;
             // Linux asks for errors and hang-ups of every member.
             let events = events | (Events::ERR | Events::HUP).bits();
             writeln!(
                 out,
-                "tfd: {number:8} events: {events:8x} data: {data:16x}  pos:0 ino:{inode:x} sdev:0"
+                "tfd: {fd:8} events: {events:8x} data: {data:16x}  pos:0 ino:{inode:x} sdev:0"
             )?;
         }
         Ok(())
@@ -138,7 +138,7 @@ impl EpollBackend {
             .try_for_each(|line| writeln!(out, "{}", line.text))
     }
 
-    /// Returns the numbers and interests of members whose numbers stand for them still.
+    /// Returns the fds and interests of members whose fds stand for them still.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for the list.
@@ -152,7 +152,7 @@ impl EpollBackend {
             if !is_by_place || looks == LOOKS {
                 return Ok(members);
             }
-            // A member that comes or goes shifts the places of others with its number.
+            // A member that comes or goes shifts the places of others with its fd.
             let again = self.read_members()?;
             if again == text {
                 return Ok(members);
@@ -162,36 +162,36 @@ impl EpollBackend {
         }
     }
 
-    /// Returns those of the members in `text`, and whether the kernel was asked for one by its place among those of its number.
+    /// Returns those of the members in `text`, and whether the kernel was asked for one by its place among those of its fd.
     fn current_members_in(&self, text: &str) -> Result<(Vec<(RawFd, Event)>, bool), Errno> {
         let mut members: Vec<(RawFd, Event)> = Vec::new();
         let mut is_by_place = false;
         match &self.rotation {
             Some(rotation) => {
-                let number = rotation.number().filter(|_| rotation.has_source());
+                let fd = rotation.fd().filter(|_| rotation.has_source());
                 let interest = self.members_in(text).last().map(|line| line.interest);
                 members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                members.extend(number.zip(interest));
+                members.extend(fd.zip(interest));
             }
             None => {
-                // Several may go by one number, if it was closed and its file lives on under another.
+                // Several may go by one fd, if it was closed and its file lives on under another.
                 let mut known: HashMap<RawFd, u32, FxBuildHasher> = HashMap::default();
                 for line in self.members_in(text) {
                     known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                    let known = known.entry(line.number).or_insert(0);
+                    let known = known.entry(line.fd).or_insert(0);
                     let which = std::mem::replace(known, *known + 1);
-                    let is_current = match kernel::socket_inode(line.number) {
+                    let is_current = match kernel::socket_inode(line.fd) {
                         // A socket is opened once. The kernel looks members up one after the other,
                         // which would take long for each of many connections.
                         Some(inode) => line.inode.is_none_or(|known| known == inode),
                         None => {
                             is_by_place = true;
-                            kernel::is_member(self.members(), line.number, which)
+                            kernel::is_member(self.members(), line.fd, which)
                         }
                     };
                     if is_current {
                         members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                        members.push((line.number, line.interest));
+                        members.push((line.fd, line.interest));
                     }
                 }
             }
@@ -211,7 +211,7 @@ impl Epoll {
 
     /// Returns the interests in kernel fds, each with its fd.
     ///
-    /// A oneshot interest that has fired asks for no events any more. Left out are those whose number
+    /// A oneshot interest that has fired asks for no events any more. Left out are those whose fd
     /// was closed, and stands for another file by now; and all of them where there is no `/proc`.
     ///
     /// # Errors

@@ -124,7 +124,7 @@ pub(crate) struct EpollBackend {
     members: AtomicUsize,
     /// The members, except those that an adopted kernel set had before.
     listed: InterestList,
-    /// Held while kernel sets are made anew whose numbers the program has closed, and while the readiness fd is linked.
+    /// Held while kernel sets are made anew whose fds the program has closed, and while the readiness fd is linked.
     /// Outside all locks.
     restoring: Mutex<()>,
     /// Held while a member is changed in `first` and in `listed`, and while `first` is made anew from `listed`. Nests
@@ -134,7 +134,7 @@ pub(crate) struct EpollBackend {
     is_half_restored: AtomicBool,
     /// When the sets below were last checked.
     last_check: LastCheck,
-    /// The program's number of an adopted kernel set; -1 if there is none.
+    /// The program's fd of an adopted kernel set; -1 if there is none.
     adopted_from: AtomicI32,
     /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
     adopted: AtomicUsize,
@@ -327,7 +327,7 @@ impl EpollBackend {
         };
         let nothing = Event::new(Events::empty(), 0);
         let nesting = nesting.fd.as_raw_fd();
-        // A set may watch this one under several numbers.
+        // A set may watch this one under several fds.
         let tried =
             fds().try_for_each(|fd| exists(kernel::epoll_ctl(fd, Op::Add, nesting, &nothing)));
         for fd in fds() {
@@ -467,24 +467,18 @@ impl EpollBackend {
 
     /// `epoll_ctl(2)` of a member.
     #[inline]
-    fn ctl_listed(
-        &self,
-        epoll: &Epoll,
-        op: Op,
-        number: RawFd,
-        interest: &Event,
-    ) -> Result<(), Errno> {
+    fn ctl_listed(&self, epoll: &Epoll, op: Op, fd: RawFd, interest: &Event) -> Result<(), Errno> {
         if op == Op::Add {
-            self.listed.prepare(number)?;
+            self.listed.prepare(fd)?;
         }
         if let Some(rotation) = &self.rotation {
-            rotation.ctl(epoll, op, number, *interest)?;
-            self.listed.change(op, number, interest);
+            rotation.ctl(epoll, op, fd, *interest)?;
+            self.listed.change(op, fd, interest);
             return Ok(());
         }
         let _changing = own_fds::may_be_lost().then(|| self.changing.lock());
-        kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
-        self.listed.change(op, number, interest);
+        kernel::epoll_ctl(&self.first.fd, op, fd, interest)?;
+        self.listed.change(op, fd, interest);
         Ok(())
     }
 }
@@ -750,7 +744,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         _ => EpollBackend::ensure(description)?,
     };
     backend.restore_found_lost(description)?;
-    let number = fd.as_raw_fd();
+    let fd = fd.as_raw_fd();
     if op == Op::Add {
         // Counted first: as soon as it is there another thread may look for it, or delete it.
         backend.members.fetch_add(1, Ordering::SeqCst);
@@ -759,7 +753,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Op::Add => attend_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = attended.and_then(|()| backend.ctl_listed(epoll, op, number, interest));
+    let changed = attended.and_then(|()| backend.ctl_listed(epoll, op, fd, interest));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),

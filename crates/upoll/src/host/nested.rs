@@ -43,7 +43,7 @@ struct Link {
 /// A kernel set that is registered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct LinkedSet {
-    /// Which one it is, by [`OwnFd::identity`](super::own_fds::OwnFd::identity): another one may come to have its number.
+    /// Which one it is, by [`OwnFd::identity`](super::own_fds::OwnFd::identity): another one may come to have its fd.
     identity: u32,
     fd: RawFd,
 }
@@ -134,7 +134,7 @@ impl EpollBackend {
         // If it was lost it is linked once it was made anew.
         let known_place = known.and_then(|at| links.0[at].place);
         let current = current.filter(|_| known_place == current || place.fd.is_in_place());
-        // The kernel has dropped a set that was lost, and its number may be that of another one here.
+        // The kernel has dropped a set that was lost, and its fd may be that of another one here.
         let is_left = |linked: &LinkedSet| {
             let mut sets = [Some(&below.first), below.nesting()].into_iter().flatten();
             sets.any(|set| set.fd.identity() == linked.identity)
@@ -189,9 +189,25 @@ impl EpollBackend {
                 register(Op::Mod, linked.fd, Special::Nested(first))?;
             }
         }
-        let Some(rotation) = &below.rotation else {
-            return Ok(());
-        };
+        match &below.rotation {
+            Some(rotation) => {
+                self.watch_source(nesting, interests, &mut links, at, rotation, renew)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Watches the source of a rotating set, whose link is at `at`.
+    fn watch_source(
+        &self,
+        nesting: &SleepSet,
+        interests: &Interests,
+        links: &mut Links,
+        at: usize,
+        rotation: &Rotation,
+        renew: Renew,
+    ) -> Result<(), Errno> {
+        let link = &mut links.0[at];
         let mut before = None;
         if link.source.is_some() && renew == Renew::Source {
             before = link.source.take();
@@ -199,18 +215,18 @@ impl EpollBackend {
         }
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            let number = rotation.number();
-            let more = others_are_woken_for(interests, &links, at, number);
+            let fd = rotation.fd();
+            let more = others_are_woken_for(interests, links, at, fd);
             let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
-            if let (Err(_), Some(_), Some(number)) = (&watched, more, number) {
+            if let (Err(_), Some(_), Some(fd)) = (&watched, more, fd) {
                 // The registration of the others made room for this one.
-                self.watch_again(nesting, interests, &mut links, number);
+                self.watch_again(nesting, interests, links, fd);
             }
             links.0[at].source = watched?;
         }
         let link = &links.0[at];
         if let Some(before) = before.filter(|_| link.source.is_none()) {
-            self.watch_again(nesting, interests, &mut links, before);
+            self.watch_again(nesting, interests, links, before);
         }
         Ok(())
     }
@@ -305,7 +321,7 @@ impl EpollBackend {
             }
             if let Some(rotation) = &below.rotation {
                 let data = self.specials.encode(Special::Chosen(link.slot));
-                let more = others_are_woken_for(interests, &links, at, rotation.number());
+                let more = others_are_woken_for(interests, &links, at, rotation.fd());
                 let more = more.unwrap_or_default();
                 links.0[at].source = rotation.watch(&nesting.fd, data, more)?;
             }
@@ -371,7 +387,7 @@ impl EpollBackend {
                 }
                 // The fd of another set's source may be that of another file by now.
                 // SAFETY: as above.
-                if special != Special::Chosen(slot) && unsafe { Set::look(node) }.is_empty() {
+                if special != Special::Chosen(slot) && unsafe { Set::poll_item(node) }.is_empty() {
                     return false;
                 }
                 if let Some(rotating) = below {
@@ -506,14 +522,14 @@ impl EpollBackend {
         let Some(at) = links.0.iter().position(|link| link.slot == slot) else {
             return false;
         };
-        // By the number that is deleted and added, also if that is not this set's source any more.
-        let sharing = others_are_woken_for(interests, &links, at, rotation.number());
+        // By the fd that is deleted and added, also if that is not this set's source any more.
+        let sharing = others_are_woken_for(interests, &links, at, rotation.fd());
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
         let renewed = rotation.renew(&nesting.fd, data, sharing);
         let before = links.0[at].source;
         links.0[at].source = match renewed {
-            // The file may live on under another number, and its registration with it.
+            // The file may live on under another fd, and its registration with it.
             Err(Errno::BADF) => return false,
             renewed => renewed.unwrap_or(None),
         };

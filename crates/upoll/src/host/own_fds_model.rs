@@ -1,4 +1,4 @@
-//! A kernel set of the library's own, for models of what its numbers go through.
+//! A kernel set of the library's own, for models of what its fds go through.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -16,11 +16,11 @@ impl OwnSet {
     /// Makes one, with the seal in it.
     #[expect(clippy::new_without_default, reason = "for models only")]
     pub fn new() -> Self {
-        OwnSet(kernel::epoll_create().expect("numbers are free"))
+        OwnSet(kernel::epoll_create().expect("fds are free"))
     }
 
-    /// Returns its number.
-    pub fn number(&self) -> RawFd {
+    /// Returns its fd.
+    pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
@@ -34,7 +34,7 @@ impl OwnSet {
         self.0.quiet(Self::DATA)
     }
 
-    /// Returns whether its numbers still stand for its files.
+    /// Returns whether its fds still stand for its files.
     pub fn is_intact(&self) -> bool {
         self.0.is_intact()
     }
@@ -56,7 +56,7 @@ impl OwnSet {
     /// Makes it anew if it was lost.
     pub fn restore(&self) {
         if !self.0.is_intact() {
-            let anew = kernel::epoll_create_elsewhere(&self.0).expect("numbers are free");
+            let anew = kernel::epoll_create_elsewhere(&self.0).expect("fds are free");
             self.0.replace_lost(anew);
         }
     }

@@ -150,7 +150,7 @@ impl ReadyFd {
         self.fd.asked().store(0, Ordering::SeqCst);
     }
 
-    /// Ends a change of the fd with the number `fd` of those made: it is `rung` or not. Returns the state if the caller
+    /// Ends a change of `fd`, one of those made: it is `rung` or not. Returns the state if the caller
     /// has to ring (again).
     fn finish(&self, rung: u32, fd: u32) -> Option<u32> {
         let mut state = self.state.load(Ordering::SeqCst);
@@ -418,7 +418,7 @@ impl EpollBackend {
 /// takes away what its watchers wait for.
 ///
 /// # The fd
-/// It belongs to the library. If the program has closed it, or put another file under its number, the library
+/// It belongs to the library. If the program has closed it, or put another file under its fd, the library
 /// does not touch that file. The next call on the set, or of [`as_fd`](AsFd::as_fd), makes
 /// another fd, which must be registered anew.
 ///
@@ -485,7 +485,7 @@ impl ReadinessFd {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the program has closed the fd, and the kernel has no other one. `as_fd` returns the
-    /// number of the lost one then. `ELOOP`, `EINVAL`, `ENOSPC`: a kernel set of this set, of one above or of one below
+    /// fd of the lost one then. `ELOOP`, `EINVAL`, `ENOSPC`: a kernel set of this set, of one above or of one below
     /// was lost, and the kernel does not let its successor be linked.
     pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         let (fd, restored) = self.restored();

@@ -18,7 +18,7 @@ use crate::file::{Description, Held};
 use crate::sync::Ordering;
 
 impl EpollBackend {
-    /// Whether the numbers of the kernel sets stand for them, by one system call for each.
+    /// Whether the fds of the kernel sets stand for them, by one system call for each.
     pub(super) fn is_in_place(&self) -> bool {
         self.first.fd.is_in_place()
             && self
@@ -46,7 +46,7 @@ impl EpollBackend {
                 .is_none_or(|shown| shown.ready.fd.is_intact())
     }
 
-    /// Checks all numbers, and makes anew what was lost.
+    /// Checks all fds, and makes anew what was lost.
     ///
     /// # Errors
     /// The kernel has nothing for it.
@@ -203,18 +203,18 @@ impl EpollBackend {
 
     /// Adds a member to a kernel set that is new, unless it was closed.
     pub(super) fn add_again(&self, anew: &Descriptor, member: Listed) -> Result<(), Errno> {
-        let number = member.number;
-        let inode = kernel::inode(number);
+        let fd = member.fd;
+        let inode = kernel::inode(fd);
         let is_another = inode.is_none_or(|inode| member.inode != 0 && inode != member.inode);
-        if is_another || own_fds::is_set_or_seal(number) {
+        if is_another || own_fds::is_set_or_seal(fd) {
             // It was closed, and may mean another file by now, also a set or a seal of the library's.
-            self.listed.remove(number);
+            self.listed.remove(fd);
             return Ok(());
         }
-        match kernel::epoll_ctl(anew, Op::Add, number, &member.interest) {
+        match kernel::epoll_ctl(anew, Op::Add, fd, &member.interest) {
             // Another file with the same inode, which cannot be a member, or none by now: the one that was is closed.
             Err(Errno::PERM | Errno::BADF) if !anew.is_lost_after_failure() => {
-                self.listed.remove(number);
+                self.listed.remove(fd);
                 Ok(())
             }
             added => exists(added),

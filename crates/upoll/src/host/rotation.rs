@@ -55,8 +55,8 @@ pub(super) struct Rotation {
 
 #[derive(Clone, Copy)]
 struct SourceFd {
-    /// The user's number.
-    number: RawFd,
+    /// The user's fd.
+    fd: RawFd,
     wanted: Events,
     data: u64,
     /// As [`Listed::inode`].
@@ -155,7 +155,7 @@ impl Rotation {
         kernel::is_readable(&self.members)
     }
 
-    /// Whether there is a source that its number still stands for.
+    /// Whether there is a source that its fd still stands for.
     pub(super) fn has_source(&self) -> bool {
         let source = self.source.lock();
         source.is_some_and(|source| self.is_current(source))
@@ -166,30 +166,30 @@ impl Rotation {
         is_held_by_this_thread(&self.source)
     }
 
-    /// The user's number of the source.
-    pub(super) fn number(&self) -> Option<RawFd> {
-        self.source.lock().map(|source| source.number)
+    /// The user's fd of the source.
+    pub(super) fn fd(&self) -> Option<RawFd> {
+        self.source.lock().map(|source| source.fd)
     }
 
     /// Whether the fd still stands for the source. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
-        let number = source.number;
-        match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {
+        let fd = source.fd;
+        match kernel::epoll_ctl(&self.members, Op::Add, fd, &Event::default()) {
             Err(Errno::EXIST) => true,
             Err(_) => {
-                // The program may have closed either number.
+                // The program may have closed either fd.
                 self.members.is_lost_after_failure();
                 false
             }
             Ok(()) => {
-                let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
+                let _ = kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default());
                 false
             }
         }
     }
 
     /// Registers the source with a worker's kernel set, which may have it already for another rotating
-    /// set, whose workers are woken for `more`. Returns its number if that still stands for it. `source` is locked.
+    /// set, whose workers are woken for `more`. Returns its fd if that still stands for it. `source` is locked.
     fn register(
         &self,
         worker: &Descriptor,
@@ -198,28 +198,28 @@ impl Rotation {
         more: Events,
         ctl: impl Fn(&Descriptor, Op, RawFd, &Event) -> Result<(), Errno>,
     ) -> Result<Option<RawFd>, Errno> {
-        let number = source.number;
+        let fd = source.fd;
         let own = source.woken_for();
         let woken_for = match more.is_empty() {
             true => own,
             false => woken_for_both(own, more),
         };
         let interest = Event::new(woken_for, data);
-        let add = || ctl(worker, Op::Add, number, &interest);
+        let add = || ctl(worker, Op::Add, fd, &interest);
         let mut added = add();
         if added == Err(Errno::EXIST) && self.is_current(source) {
             // That is for what the other set's workers are woken for. It is an exclusive one, so MOD does not change it.
-            let _ = kernel::epoll_ctl(worker, Op::Del, number, &Event::default());
+            let _ = kernel::epoll_ctl(worker, Op::Del, fd, &Event::default());
             added = add();
         }
         let is_current = self.is_current(source);
         match added {
             Ok(()) if !is_current => {
-                let _ = kernel::epoll_ctl(worker, Op::Del, number, &Event::default());
+                let _ = kernel::epoll_ctl(worker, Op::Del, fd, &Event::default());
                 Ok(None)
             }
             Err(errno) if is_current && errno != Errno::EXIST => Err(errno),
-            _ => Ok(is_current.then_some(number)),
+            _ => Ok(is_current.then_some(fd)),
         }
     }
 
@@ -255,7 +255,7 @@ impl Rotation {
     pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
         if let Some(source) = source.filter(|&source| self.is_current(source)) {
-            let _ = kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default());
+            let _ = kernel::epoll_ctl(worker, Op::Del, source.fd, &Event::default());
         }
     }
 
@@ -263,7 +263,7 @@ impl Rotation {
     /// still watches it. Fails with `EBADF` if that is closed, or is another file's while `sharing`: the registration is as
     /// it was then.
     ///
-    /// `sharing`: the worker's kernel set has a source under the same number for another rotating set, whose workers
+    /// `sharing`: the worker's kernel set has a source under the same fd for another rotating set, whose workers
     /// are woken for these events.
     pub(super) fn renew(
         &self,
@@ -279,9 +279,9 @@ impl Rotation {
             // Another file's registration would be deleted. That of the source lives on as long as its file does.
             return Err(Errno::BADF);
         }
-        match kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default()) {
+        match kernel::epoll_ctl(worker, Op::Del, source.fd, &Event::default()) {
             Err(Errno::BADF) => Err(Errno::BADF),
-            // The number means something else by now.
+            // The fd means something else by now.
             Err(_) => Ok(None),
             // If a registration stayed, the next ADD of the source would find it. The kernel's line
             // would then not learn what is ready at that time.
@@ -298,27 +298,27 @@ impl Rotation {
         &self,
         epoll: &Epoll,
         op: Op,
-        number: RawFd,
+        fd: RawFd,
         interest: Event,
     ) -> Result<(), Errno> {
         match op {
             Op::Add => {
-                self.add(epoll, number, interest)?;
+                self.add(epoll, fd, interest)?;
                 self.tell_workers(epoll).inspect_err(|_| {
-                    let _ = self.delete(epoll, number);
+                    let _ = self.delete(epoll, fd);
                 })
             }
             Op::Mod => {
-                let Some(before) = self.modify(epoll, number, interest)? else {
+                let Some(before) = self.modify(epoll, fd, interest)? else {
                     return Ok(());
                 };
                 self.tell_workers(epoll).inspect_err(|_| {
-                    let _ = self.modify(epoll, number, before);
+                    let _ = self.modify(epoll, fd, before);
                     // Workers that have forgotten it watch it again.
                     let _ = self.tell_workers(epoll);
                 })
             }
-            Op::Del => self.delete(epoll, number),
+            Op::Del => self.delete(epoll, fd),
         }
     }
 
@@ -330,24 +330,24 @@ impl Rotation {
         }
     }
 
-    fn add(&self, epoll: &Epoll, number: RawFd, interest: Event) -> Result<(), Errno> {
+    fn add(&self, epoll: &Epoll, fd: RawFd, interest: Event) -> Result<(), Errno> {
         let interests = epoll.set().lock();
         let mut source = self.source.lock();
-        let added = kernel::epoll_ctl(&self.members, Op::Add, number, &interest);
+        let added = kernel::epoll_ctl(&self.members, Op::Add, fd, &interest);
         let is_second = match (added, *source) {
             (Err(errno), _) => return Err(errno),
-            (Ok(()), Some(old)) => old.number != number && self.is_current(old),
+            (Ok(()), Some(old)) => old.fd != fd && self.is_current(old),
             (Ok(()), None) => interests.len() > interests.nested,
         };
         if is_second {
-            let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
+            let _ = kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default());
             return Err(Errno::INVAL);
         }
         let new = SourceFd {
-            number,
+            fd,
             wanted: interest.events(),
             data: interest.data(),
-            inode: inode_to_list(number),
+            inode: inode_to_list(fd),
             leaving: false,
         };
         self.note_interest(new);
@@ -356,17 +356,12 @@ impl Rotation {
         Ok(())
     }
 
-    /// Returns the interest that there was in the source; None if it is not registered under this number.
-    fn modify(
-        &self,
-        epoll: &Epoll,
-        number: RawFd,
-        interest: Event,
-    ) -> Result<Option<Event>, Errno> {
+    /// Returns the interest that there was in the source; None if it is not registered under this fd.
+    fn modify(&self, epoll: &Epoll, fd: RawFd, interest: Event) -> Result<Option<Event>, Errno> {
         let mut source = self.source.lock();
         // The kernel finds the right error for what is not registered.
-        kernel::epoll_ctl(&self.members, Op::Mod, number, &interest)?;
-        let Some(changed) = source.as_mut().filter(|source| source.number == number) else {
+        kernel::epoll_ctl(&self.members, Op::Mod, fd, &interest)?;
+        let Some(changed) = source.as_mut().filter(|source| source.fd == fd) else {
             return Ok(None);
         };
         let before = Event::new(changed.wanted, changed.data);
@@ -377,11 +372,11 @@ impl Rotation {
         Ok(Some(before))
     }
 
-    fn delete(&self, epoll: &Epoll, number: RawFd) -> Result<(), Errno> {
+    fn delete(&self, epoll: &Epoll, fd: RawFd) -> Result<(), Errno> {
         let mut source = self.source.lock();
-        let leaving = source.filter(|source| source.number == number);
+        let leaving = source.filter(|source| source.fd == fd);
         let Some(leaving) = leaving.filter(|&source| self.is_current(source)) else {
-            return kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
+            return kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default());
         };
         if leaving.leaving {
             // Another thread deletes it.
@@ -395,7 +390,7 @@ impl Rotation {
         // The workers first, while `members` can distinguish the source from another file.
         let told = self.tell_workers(epoll);
         let mut source = self.source.lock();
-        let is_leaving = |source: &&mut SourceFd| source.leaving && source.number == number;
+        let is_leaving = |source: &&mut SourceFd| source.leaving && source.fd == fd;
         let Some(leaving) = source.as_mut().filter(is_leaving) else {
             // Closed meanwhile, and another one came.
             return Err(Errno::NOENT);
@@ -409,7 +404,7 @@ impl Rotation {
         }
         *source = None;
         epoll.set().watched_by.set_slack(0);
-        match kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default()) {
+        match kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default()) {
             // It is made anew without the source.
             Err(_) if self.members.is_lost_after_failure() => Ok(()),
             deleted => deleted,
@@ -439,7 +434,7 @@ pub(super) fn woken_for_both(one: Events, other: Events) -> Events {
 impl SourceFd {
     fn listed(self) -> Listed {
         Listed {
-            number: self.number,
+            fd: self.fd,
             interest: Event::new(self.wanted, self.data),
             is_again: false,
             inode: self.inode,

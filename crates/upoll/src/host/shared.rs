@@ -186,7 +186,7 @@ impl EventFd {
         if self.is_shared() || self.is_stale() {
             return Ok(None);
         }
-        let now = self.counter().look();
+        let now = self.counter().check();
         let shared = Self::shared(0, self.flags())?;
         let copied = shared.counter().change_beyond(Direction::In, &|_| Ok(now));
         debug_assert!(copied.is_ok(), "the step never fails");
@@ -206,7 +206,7 @@ impl EventFd {
         let Some(was) = self.counter().demote(|_| true)? else {
             return Ok(false);
         };
-        let copied = shared.counter().look();
+        let copied = shared.counter().check();
         if (copied.count, copied.maximum) != (was.count, was.maximum) {
             // A call has changed it since the copy was made, so readers or writers may go on.
             for direction in [Direction::In, Direction::Out] {
@@ -394,9 +394,9 @@ impl SharedCount for SharedCounter {
         Ok(before)
     }
 
-    fn look(&self) -> Limited {
+    fn check(&self) -> Limited {
         let _locked = self.lock();
-        self.shared().look()
+        self.shared().check()
     }
 
     fn queue(&self) -> &WaitQueue {
@@ -490,7 +490,7 @@ impl ListeningFd {
         }
     }
 
-    /// Whether its number still stands for it. To be asked before each sleep.
+    /// Whether its fd still stands for it. To be asked before each sleep.
     pub(crate) fn is_in_place(&self) -> bool {
         self.set.is_in_place()
     }

@@ -102,7 +102,7 @@ impl WakeableSet {
     }
 
     /// [`wake`](Self::wake) once the locks of a wake are free. The set may be gone by then: the action
-    /// holds it, so its number means nothing else.
+    /// holds it, so its fd means nothing else.
     pub(super) fn wake_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
         let set = SharedBox::into_raw(SharedBox::clone(this));
         deferred.push(wake_now, set.as_ptr().expose_provenance());

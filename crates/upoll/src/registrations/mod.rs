@@ -491,7 +491,7 @@ impl Registrations {
 
     /// Polls all active entries, and passes the ready ones to `report`, with their positions.
     /// `report` returns how much that adds to the result.
-    pub(crate) fn look(&mut self, mut report: impl FnMut(usize, Events) -> usize) -> Seen {
+    pub(crate) fn poll_all(&mut self, mut report: impl FnMut(usize, Events) -> usize) -> Seen {
         self.take_marks();
         let mut seen = Seen {
             ready: 0,
@@ -514,7 +514,7 @@ impl Registrations {
                     {
                         stays |= seen.count_source(file, slot.wanted);
                     }
-                    file.object().poll(&mut PollTable::look_only())
+                    file.object().poll(&mut PollTable::without_waiter())
                 }
                 #[cfg(any(feature = "std", upoll_loom))]
                 Kind::Kernel(Registration::Always) => Events::DEFAULT,

@@ -10,7 +10,7 @@ use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::{kernel, own_fds, restore_lost};
-use crate::poll::{LookOnly, PollFd, Seen, on_stack, pass};
+use crate::poll::{CheckOnly, PollFd, Seen, on_stack, pass};
 use crate::target::Target;
 
 /// The kernel's list stays on the stack for this many fds, including the thread's wake fd. With its
@@ -114,10 +114,10 @@ fn poll_masked(
 ) -> Result<usize, Errno> {
     check_number_of_entries(fds.len())?;
     let losses = own_fds::losses();
-    let mut seen = pass(fds, &mut LookOnly);
+    let mut seen = pass(fds, &mut CheckOnly);
     if seen.ready == 0 && losses != own_fds::losses() {
         fds.iter().filter_map(PollFd::target).for_each(restore_lost);
-        seen = pass(fds, &mut LookOnly);
+        seen = pass(fds, &mut CheckOnly);
     }
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
@@ -156,7 +156,7 @@ impl PollCall<'_, '_> {
     }
 }
 
-/// The number of an entry that the kernel ignores, but counts.
+/// The fd of an entry that the kernel ignores, but counts.
 const IGNORED: RawFd = -1;
 
 /// Returns the kernel's entry for an fd.
@@ -170,7 +170,7 @@ fn question(fd: RawFd, events: Events) -> libc::pollfd {
 }
 
 impl Call for PollCall<'_, '_> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+    fn poll_all(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
         pass(self.fds, viewer)
     }
 

@@ -46,7 +46,7 @@ use crate::target::Target;
 /// there were no context. The memory of a closed object stays until the next call, whose list
 /// cannot have it any more, [`clear`](Self::clear), or the context's drop.
 ///
-/// # Descriptors of the kernel
+/// # Kernel fds
 /// A [`Descriptor`](crate::Descriptor) is registered in a set of the kernel's that the context
 /// owns, and a call takes the ready ones from there in one system call. So a thousand idle ones cost
 /// as much as one. A bare fd may mean another file by the next call without notice, so
@@ -275,7 +275,7 @@ impl Registered {
         mask: Option<&SigSet>,
         check: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let seen = front.look(&mut self.kept);
+        let seen = front.poll_all(&mut self.kept);
         if poller::is_final(seen, timeout, mask) {
             return Ok(seen.ready);
         }
@@ -352,13 +352,13 @@ impl<F: Front> ContextCall<'_, F> {
 }
 
 impl<F: Front> Call for ContextCall<'_, F> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+    fn poll_all(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
         if let Some(inbox) = self.registered.kept.inbox() {
             // SAFETY: the inbox is the context's, which is borrowed for the whole call; the table is
             // dropped before the call ends.
             unsafe { viewer.attach(inbox) };
         }
-        self.front.look(&mut self.registered.kept)
+        self.front.poll_all(&mut self.registered.kept)
     }
 
     /// Only those that somebody has to listen to are of interest.

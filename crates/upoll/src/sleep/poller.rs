@@ -46,7 +46,7 @@ const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEnt
 /// A call of `poll` or `select` under way.
 pub(super) trait Call {
     /// Polls all user-level objects and keeps what is ready.
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
+    fn poll_all(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
     /// Calls `visit` with what is open of what is waited for, and which events of it are, until it
     /// fails.
@@ -322,7 +322,7 @@ impl Viewer for WaitTable<'_> {
         let object = file.description().object();
         // A thread that sleeps for a shared counter is woken by the kernel.
         if !self.registers || file.description().shared_source().is_some() {
-            return object.poll(&mut PollTable::look_only());
+            return object.poll(&mut PollTable::without_waiter());
         }
         // SAFETY: the queue is the object's, which the caller of `poll` or `select` borrows for the
         // whole call; the table is dropped before the call ends.
@@ -416,7 +416,7 @@ pub(super) fn wait(
                 call.for_each_set(&mut handover::remember);
                 return Ok(ready);
             }
-            Ok(Some(_)) => return look_once_more(call),
+            Ok(Some(_)) => return recheck(call),
             Err(errno) => {
                 // A wake may have chosen the thread after its last look.
                 call.for_each_set(&mut handover::hand_on_unseen);
@@ -429,7 +429,7 @@ pub(super) fn wait(
 /// Polls once more after the limit, when no wakeup reaches this thread any more. It may have been
 /// chosen for an event of a rotating set after its last poll, and takes what other workers have
 /// left.
-fn look_once_more(call: &mut impl Call) -> Result<usize, Errno> {
+fn recheck(call: &mut impl Call) -> Result<usize, Errno> {
     let mut takes_turns = false;
     call.for_each_set(&mut |set| {
         takes_turns |= set.takes_turns();
@@ -445,7 +445,7 @@ fn look_once_more(call: &mut impl Call) -> Result<usize, Errno> {
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
     table.registers = false;
-    let seen = call.look(&mut table);
+    let seen = call.poll_all(&mut table);
     if seen.ready == 0 {
         return Ok(0);
     }
@@ -475,7 +475,7 @@ fn ask_once(
     asked.map(|_| ready)
 }
 
-/// Nothing but the kernel's descriptors, or nothing at all, is waited for, by the wall clock.
+/// Nothing but kernel fds, or nothing at all, is waited for, by the wall clock.
 fn wait_for_kernel(
     call: &mut impl Call,
     deadline: Deadline,
@@ -523,7 +523,7 @@ fn wait_for_any(
         listen_on(call, listening_fd.insert(new))?;
     }
     // Register, then poll: a thread that published something before that did not see the entries.
-    let mut seen = call.look(&mut table);
+    let mut seen = call.poll_all(&mut table);
     table.registers = false;
     loop {
         if seen.ready > 0 {
@@ -547,7 +547,7 @@ fn wait_for_any(
             poller.get_up();
             awaited.fire_due();
             // Ready entries take precedence over a limit or a signal, whatever ended the sleep.
-            seen = call.look(&mut table);
+            seen = call.poll_all(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}
                 Outcome::Interrupted => return Err(Errno::INTR),
@@ -589,7 +589,7 @@ fn wait_for_any(
         if let Some(listening_fd) = &listening_fd {
             listen_on(call, listening_fd)?;
         }
-        seen = call.look(&mut table);
+        seen = call.poll_all(&mut table);
         let kernel = call.merge();
         match asked {
             _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),

@@ -16,7 +16,7 @@ use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::{kernel, own_fds, restore_lost};
-use crate::poll::{LookOnly, Seen};
+use crate::poll::{CheckOnly, Seen};
 use crate::select::{Bitmaps, FdSet, INLINE, REPORTED, Selection, WORD};
 use crate::target::Target;
 
@@ -134,13 +134,13 @@ pub(super) fn select_anew<'a>(
 ) -> Result<usize, Errno> {
     selection.check(resolve)?;
     let losses = own_fds::losses();
-    let mut seen = selection.pass(resolve, &mut LookOnly);
+    let mut seen = selection.pass(resolve, &mut CheckOnly);
     if seen.ready == 0 && losses != own_fds::losses() {
         selection.try_for_each(|member| {
             resolve(member.fd()).into_iter().for_each(restore_lost);
             Ok(())
         })?;
-        seen = selection.pass(resolve, &mut LookOnly);
+        seen = selection.pass(resolve, &mut CheckOnly);
     }
     if poller::is_final(seen, timeout, mask) {
         selection.finish();
@@ -325,7 +325,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, '_, R> {
 }
 
 impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+    fn poll_all(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
         self.selection.pass(self.resolve, viewer)
     }
 

@@ -4,7 +4,7 @@
 //! A kernel set of the thread's own with nothing but the seal in it ([`own_fds`](crate::host::own_fds)),
 //! made when it is first needed and kept until the thread ends.
 //!
-//! # Numbers
+//! # Fds
 //! A wake is sent after the waker has released its locks, so the sleeping thread may have ended by
 //! then, and the fd may be the program's again. So a waker holds a reference, and the last
 //! reference closes. A program may also close the fd itself: then a wake changes nothing, and the

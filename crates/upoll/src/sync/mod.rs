@@ -41,13 +41,15 @@ pub(crate) use self::lock::{
 pub(crate) use self::stretches::stay_away;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) use upoll_sys::backoff::{Backoff, nap};
 
 #[cfg(upoll_loom)]
 pub use self::lock::Lock;
 #[cfg(upoll_loom)]
 pub(crate) use self::lock::this_thread;
 #[cfg(upoll_loom)]
-pub(crate) use self::model::{Mutex, OnceBox, is_held_by_this_thread};
+pub(crate) use self::model::{Backoff, Mutex, OnceBox, is_held_by_this_thread};
 #[cfg(upoll_loom)]
 pub(crate) use loom::sync::MutexGuard;
 #[cfg(not(upoll_loom))]
@@ -121,6 +123,24 @@ mod model {
     use core::ptr;
 
     use super::{AtomicPtr, Ordering};
+
+    /// Counts waits, each of which lets other threads go on.
+    pub(crate) struct Backoff(u32);
+
+    impl Backoff {
+        pub(crate) fn new() -> Self {
+            Backoff(0)
+        }
+
+        pub(crate) fn waits(&self) -> u32 {
+            self.0
+        }
+
+        pub(crate) fn wait(&mut self) {
+            self.0 += 1;
+            loom::thread::yield_now();
+        }
+    }
 
     /// `once_cell`'s cell, with its orderings.
     #[derive(Debug)]

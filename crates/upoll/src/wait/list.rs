@@ -14,7 +14,7 @@ pub(super) struct List {
     /// Rotating wakes taken and not yet settled, without those whose waiters are late.
     pub(super) claims: u32,
     /// The baseline of turns: an entry with fewer turns counts as having had this many.
-    pub(super) floor: u32,
+    pub(super) baseline: u32,
 }
 
 // SAFETY: the pointers lead to entries that are linked, and an entry stays valid while it is
@@ -40,7 +40,7 @@ pub(crate) struct WaitEntry {
     pub(crate) owner_word: AtomicU32,
     /// How the entry stands in its queue: the bits below and those of `rotation.rs`, and above them how
     /// many rotating wakes were its own. Written under the queue's lock.
-    pub(super) standing: AtomicU32,
+    pub(super) rank: AtomicU32,
     _pinned: PhantomPinned,
 }
 
@@ -71,7 +71,7 @@ impl WaitEntry {
             queue: AtomicPtr::new(ptr::null_mut()),
             on_wake,
             owner_word: AtomicU32::new(0),
-            standing: AtomicU32::new(0),
+            rank: AtomicU32::new(0),
             _pinned: PhantomPinned,
         }
     }
@@ -145,7 +145,7 @@ impl WaitEntry {
     /// Whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
     /// was its last access.
     fn is_done(&self) -> bool {
-        self.standing.load(Ordering::Acquire) & (LINKED | EXCLUSIVE) == 0
+        self.rank.load(Ordering::Acquire) & (LINKED | EXCLUSIVE) == 0
     }
 
     /// Waits until a wake that is under way in this entry's queue is over.
@@ -163,12 +163,12 @@ impl WaitEntry {
     }
 
     pub(super) fn stands(&self, bit: u32) -> bool {
-        self.standing.load(Ordering::Relaxed) & bit != 0
+        self.rank.load(Ordering::Relaxed) & bit != 0
     }
 
     pub(super) fn set_standing(&self, bit: u32, on: bool) {
-        let others = self.standing.load(Ordering::Relaxed) & !bit;
-        self.standing
+        let others = self.rank.load(Ordering::Relaxed) & !bit;
+        self.rank
             .store(if on { others | bit } else { others }, Ordering::Relaxed);
     }
 
@@ -244,11 +244,8 @@ impl List {
         }
         // The last use of the entry, which `is_done` finds. No reference to the whole of it is alive.
         // SAFETY: it is alive until then.
-        let standing = unsafe { &(*entry.as_ptr()).standing };
-        standing.store(
-            standing.load(Ordering::Relaxed) & !LINKED,
-            Ordering::Release,
-        );
+        let rank = unsafe { &(*entry.as_ptr()).rank };
+        rank.store(rank.load(Ordering::Relaxed) & !LINKED, Ordering::Release);
     }
 
     /// The entry after `entry`.

@@ -43,6 +43,7 @@ use core::ptr::{self, NonNull};
 
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::steps::{Step, step};
 use crate::sync::{AtomicU32, Mutex, Ordering, fence};
 use crate::tally::{Counters, OptionalTally};
 
@@ -162,7 +163,7 @@ impl WaitQueue {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
                 claims: 0,
-                floor: 0,
+                baseline: 0,
             }),
         }
     }
@@ -390,7 +391,7 @@ impl WaitQueue {
     /// Calls a linked entry, and unlinks it if that is its reply. Until it has replied, the wakeup is in this queue.
     #[inline]
     fn call(&self, list: &mut List, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-        step();
+        step(Step::Call);
         // SAFETY: a linked entry is alive under the lock.
         let on_wake = unsafe { entry.as_ref() }.on_wake;
         let below = wake.deferred.level;
@@ -419,27 +420,10 @@ impl Drop for WaitQueue {
     }
 }
 
-/// Counts a call of an entry, for the test that shows how many a wakeup makes.
-#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
-#[inline(always)]
-fn step() {}
-
-#[cfg(all(test, feature = "std", not(upoll_loom)))]
-use self::tests::step;
-
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
-    use core::cell::Cell;
-
+    use crate::steps::{Step, steps_of};
     use crate::{CreateFlags, Epoll, Event, EventFd, Events};
-
-    std::thread_local! {
-        static STEPS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    pub(super) fn step() {
-        STEPS.set(STEPS.get() + 1);
-    }
 
     #[test]
     fn a_wakeup_calls_no_worker_while_all_have_the_recheck_flag() {
@@ -452,11 +436,7 @@ mod tests {
         for worker in &workers {
             worker.add(&rotating, level).unwrap();
         }
-        let steps = || {
-            STEPS.set(0);
-            source.try_write(1).unwrap();
-            STEPS.get()
-        };
+        let steps = || steps_of(Step::Call, || source.try_write(1).unwrap());
         // The rotating set, then each worker twice: nobody waits, so each gets the flag.
         assert_eq!(steps(), 1 + 2 * WORKERS);
         assert_eq!(steps(), 1);

@@ -542,8 +542,8 @@ impl List {
     /// Returns by how many turns the entry is ahead of those that count as having had the fewest.
     /// An entry that was away for long is not behind them.
     pub(super) fn lead(&self, entry: &WaitEntry) -> u32 {
-        let turns = entry.standing.load(Ordering::Relaxed) & !(TURN - 1);
-        let lead = turns.wrapping_sub(self.floor);
+        let turns = entry.rank.load(Ordering::Relaxed) & !(TURN - 1);
+        let lead = turns.wrapping_sub(self.baseline);
         if lead > REMEMBERED { 0 } else { lead }
     }
 
@@ -621,7 +621,7 @@ impl List {
     pub(super) unsafe fn count_turn(&mut self, entry: &WaitEntry) {
         let mut lead = self.lead(entry) + TURN;
         if lead > REMEMBERED {
-            self.floor = self.floor.wrapping_add(TURN);
+            self.baseline = self.baseline.wrapping_add(TURN);
             lead -= TURN;
         }
         self.set_lead(entry, lead);
@@ -635,9 +635,9 @@ impl List {
     }
 
     pub(super) fn set_lead(&self, entry: &WaitEntry, lead: u32) {
-        let bits = entry.standing.load(Ordering::Relaxed) & (TURN - 1);
-        let turns = self.floor.wrapping_add(lead);
-        entry.standing.store(turns | bits, Ordering::Relaxed);
+        let bits = entry.rank.load(Ordering::Relaxed) & (TURN - 1);
+        let turns = self.baseline.wrapping_add(lead);
+        entry.rank.store(turns | bits, Ordering::Relaxed);
     }
 
     /// The entry has not come in time, if it has a claim.

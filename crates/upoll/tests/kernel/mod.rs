@@ -51,7 +51,7 @@ impl Object {
             #[cfg(feature = "std")]
             Object::Descriptor => return Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         };
-        Target::File(file.numbered(i32::try_from(number).unwrap()))
+        Target::File(file.with_fd(i32::try_from(number).unwrap()))
     }
 }
 
@@ -180,7 +180,7 @@ impl Drop for Twin {
     }
 }
 
-/// Fd numbers that no twin uses, and the first number above all used ones.
+/// Fds that no twin uses, and the first fd above all used ones.
 struct Ranges {
     free: Vec<(i32, usize)>,
     next: i32,
@@ -201,7 +201,7 @@ impl Twin {
             libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
             limit.rlim_cur = limit.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-            // Above the lowest free numbers, and above the library's own, which begin at 256.
+            // Above the lowest free fds, and above the library's own, which begin at 256.
             let first = (limit.rlim_max / 4).min(4_000);
             RANGES.lock().unwrap().next = i32::try_from(first).unwrap();
         });

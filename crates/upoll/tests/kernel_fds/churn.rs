@@ -126,7 +126,7 @@ fn rotating_sets_and_their_sources_change_while_workers_wait() {
             let worker = Epoll::new().unwrap();
             worker.add(&rotating, edge(2)).unwrap();
             worker
-                .add(&rotating.as_file_ref().numbered(1), input(3))
+                .add(&rotating.as_file_ref().with_fd(1), input(3))
                 .unwrap();
             wait(&worker, 1, BRIEFLY);
         }

@@ -176,8 +176,8 @@ pub fn edge(data: u64) -> Event {
     Event::new(Events::IN | Events::ET, data)
 }
 
-/// Runs one test at a time. Fd numbers belong to the process: a rotating set whose source was
-/// closed polls the file that has the number now, which keeps another test's file open for that
+/// Runs one test at a time. Fds belong to the process: a rotating set whose source was
+/// closed polls the file that has the fd now, which keeps another test's file open for that
 /// moment.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());

@@ -1,4 +1,4 @@
-//! Interests in kernel fds: data, fd numbers, and rotation between workers.
+//! Interests in kernel fds: data, fds, and rotation between workers.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -74,18 +74,18 @@ fn a_small_buffer_gets_all_members_in_turn() {
 }
 
 #[test]
-fn a_number_used_again_means_the_new_file() {
+fn an_fd_used_again_means_the_new_file() {
     let _alone = alone();
     let both = Both::new();
     let old = eventfd();
-    let number = old.as_raw_fd();
+    let fd = old.as_raw_fd();
     both.add(&old, input(1));
     eventfd_write(&old);
     assert_eq!(both.try_wait(), [(1, Events::IN)]);
-    // dup2 over the number closes the old file, which leaves both sets.
+    // dup2 over the fd closes the old file, which leaves both sets.
     let other = eventfd();
-    // SAFETY: `old` owns the number, and goes on owning it.
-    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+    // SAFETY: `old` owns the fd, and goes on owning it.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     assert_eq!(both.try_wait(), []);
     eventfd_write(&other);
     assert_eq!(both.try_wait(), []);
@@ -96,7 +96,7 @@ fn a_number_used_again_means_the_new_file() {
 }
 
 #[test]
-fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
+fn a_dup_is_an_interest_of_its_own_and_outlives_the_fd() {
     let _alone = alone();
     let both = Both::new();
     let counter = eventfd();
@@ -106,7 +106,7 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
     eventfd_write(&counter);
     assert_eq!(both.try_wait(), [(1, Events::IN), (2, Events::IN)]);
     assert_eq!(both.try_wait(), [(1, Events::IN)]);
-    // The number is closed, but the file stays open, and so does the interest.
+    // The fd is closed, but the file stays open, and so does the interest.
     drop(counter);
     assert_eq!(both.try_wait(), [(1, Events::IN)]);
     eventfd_write(&dup);
@@ -118,7 +118,7 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
 }
 
 #[test]
-fn the_interests_in_descriptors_are_those_whose_numbers_stand_for_them() {
+fn the_interests_in_descriptors_are_those_whose_fds_stand_for_them() {
     let _alone = alone();
     for rotates in [false, true] {
         let set = Epoll::create(match rotates {
@@ -135,21 +135,21 @@ fn the_interests_in_descriptors_are_those_whose_numbers_stand_for_them() {
         assert_eq!(set.kernel_interests().unwrap(), []);
         let (socket, _peer) = UnixStream::pair().unwrap();
         for fd in [socket.as_fd(), eventfd().as_fd()] {
-            let number = fd.as_raw_fd();
+            let raw = fd.as_raw_fd();
             set.add(&fd, edge(1)).unwrap();
             let found = set.kernel_interests().unwrap();
             assert_eq!(found.len(), 1);
-            assert_eq!(found[0].0, number);
+            assert_eq!(found[0].0, raw);
             assert_eq!(found[0].1.data(), 1);
             let wanted = found[0].1.events();
             assert_eq!(wanted - Events::ERR - Events::HUP, Events::IN | Events::ET);
-            // The file stays open, and so does the interest, but the number means another file.
+            // The file stays open, and so does the interest, but the fd means another file.
             let kept = fd.try_clone_to_owned().unwrap();
-            // SAFETY: no pointers are involved; both numbers are this test's.
-            assert_eq!(unsafe { libc::dup2(eventfd().as_raw_fd(), number) }, number);
+            // SAFETY: no pointers are involved; both fds are this test's.
+            assert_eq!(unsafe { libc::dup2(eventfd().as_raw_fd(), raw) }, raw);
             assert_eq!(set.kernel_interests().unwrap(), []);
             // SAFETY: as above.
-            assert_eq!(unsafe { libc::dup2(kept.as_raw_fd(), number) }, number);
+            assert_eq!(unsafe { libc::dup2(kept.as_raw_fd(), raw) }, raw);
             assert_eq!(set.kernel_interests().unwrap(), found);
             set.delete(&fd).unwrap();
         }
@@ -268,8 +268,8 @@ fn fdinfo_and_len_show_members_of_both_kinds_and_nothing_else() {
     assert_eq!(set.len(), 4);
     let info = set.fdinfo().unwrap();
     assert_eq!(info.lines().count(), 4, "{info}");
-    let line = |number: i32, events: u32, data: u64| {
-        format!("tfd: {number:8} events: {events:8x} data: {data:16x} ")
+    let line = |fd: i32, events: u32, data: u64| {
+        format!("tfd: {fd:8} events: {events:8x} data: {data:16x} ")
     };
     // Every interest includes ERR and HUP.
     for expected in [

@@ -289,7 +289,7 @@ fn all_that_watch_a_set_learn_of_what_is_below_it() {
 }
 
 #[test]
-fn a_set_watched_under_two_numbers_is_reported_under_both() {
+fn a_set_watched_under_two_fds_is_reported_under_both() {
     let _alone = alone();
     let (outer, inner) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     let kernel_outer = Kernel::new();
@@ -298,9 +298,9 @@ fn a_set_watched_under_two_numbers_is_reported_under_both() {
     let fd = eventfd();
     inner.add(&fd, input(1)).unwrap();
     kernel_inner.add(&fd, input(1));
-    let numbered = inner.as_file_ref().numbered(1);
+    let again = inner.as_file_ref().with_fd(1);
     outer.add(&inner, edge(2)).unwrap();
-    outer.add(&numbered, edge(3)).unwrap();
+    outer.add(&again, edge(3)).unwrap();
     kernel_outer.add(&kernel_inner.0, edge(2));
     kernel_outer.add(&second, edge(3));
     let compare = |expected: &[u64]| {

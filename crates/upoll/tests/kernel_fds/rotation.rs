@@ -328,19 +328,19 @@ fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
 }
 
 #[test]
-fn a_number_used_again_is_left_alone() {
+fn an_fd_used_again_is_left_alone() {
     let _alone = alone();
     let rotating = rotating();
     let source = eventfd();
-    let number = source.as_raw_fd();
+    let fd = source.as_raw_fd();
     rotating.add(&source, input(1)).unwrap();
     let worker = worker_of(&rotating);
     eventfd_write(&source);
     assert_eq!(data(&wait(&worker, 4, LONG)), [0]);
-    // From now on the number of the source belongs to a connection of the worker's.
+    // From now on the fd of the source belongs to a connection of the worker's.
     let (mut near, far) = UnixStream::pair().unwrap();
-    // SAFETY: `source` owns the number, and goes on owning it.
-    assert_eq!(unsafe { libc::dup2(far.as_raw_fd(), number) }, number);
+    // SAFETY: `source` owns the fd, and goes on owning it.
+    assert_eq!(unsafe { libc::dup2(far.as_raw_fd(), fd) }, fd);
     worker.add(&source, input(9)).unwrap();
     let kept = |near: &mut UnixStream| {
         near.write_all(b"x").unwrap();

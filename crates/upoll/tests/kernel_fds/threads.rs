@@ -303,7 +303,7 @@ fn quiet_set(below: bool) -> (Epoll, EventFd, OwnedFd) {
         let inner = Epoll::new().unwrap();
         inner.add(&kernel, input(3)).unwrap();
         set.add(&inner, input(4)).unwrap();
-        set.add(&inner.as_file_ref().numbered(1), input(5)).unwrap();
+        set.add(&inner.as_file_ref().with_fd(1), input(5)).unwrap();
     }
     (set, user, kernel)
 }

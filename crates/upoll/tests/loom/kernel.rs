@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use upoll::kernel_model::program;
 use upoll::{Errno, Event, Events, Op};
 
-/// The kernel's fd is the model's number plus this, above the fds that other tests open.
+/// The kernel's fd is the model's fd plus this, above the fds that other tests open.
 const FIRST: RawFd = 500;
 const SETS: u32 = 4;
 const SEQUENCES: u64 = 6000;
@@ -33,7 +33,7 @@ enum Call {
 
 #[derive(Debug, PartialEq)]
 enum Outcome {
-    Number(Result<RawFd, Errno>),
+    Fd(Result<RawFd, Errno>),
     Done(Result<(), Errno>),
     Events(Result<Vec<(u32, u64)>, Errno>),
     Revents(Vec<i16>),
@@ -74,9 +74,9 @@ struct Both {
 
 impl Drop for Both {
     fn drop(&mut self) {
-        for number in self.opened.keys() {
+        for fd in self.opened.keys() {
             // SAFETY: the fd was opened below, and nothing else uses it.
-            unsafe { libc::close(FIRST + number) };
+            unsafe { libc::close(FIRST + fd) };
         }
     }
 }
@@ -91,58 +91,58 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
 }
 
 impl Both {
-    /// Moves a file that was just opened to a number on the kernel's side.
-    fn put(&mut self, file: RawFd, number: RawFd, opened: Opened) {
+    /// Moves a file that was just opened to an fd on the kernel's side.
+    fn put(&mut self, file: RawFd, fd: RawFd, opened: Opened) {
         // SAFETY: the caller opened `file` for this, and the other fd is this test's.
         unsafe {
-            check(libc::dup3(file, FIRST + number, libc::O_CLOEXEC)).unwrap();
+            check(libc::dup3(file, FIRST + fd, libc::O_CLOEXEC)).unwrap();
             libc::close(file);
         }
-        self.opened.insert(number, opened);
+        self.opened.insert(fd, opened);
     }
 
     /// Makes a call on both sides, and returns both outcomes: the model's and the kernel's.
     fn make(&mut self, call: &Call) -> (Outcome, Outcome) {
         match *call {
             Call::Pipe => {
-                let number = program::pipe().unwrap();
+                let fd = program::pipe().unwrap();
                 let mut ends = [0; 2];
                 // SAFETY: there is room for two fds.
                 let write = unsafe {
                     check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC)).unwrap();
                     Rc::new(OwnedFd::from_raw_fd(ends[1]))
                 };
-                self.put(ends[0], number, Opened::Pipe(write));
-                same(number)
+                self.put(ends[0], fd, Opened::Pipe(write));
+                same(fd)
             }
             Call::Socket => {
-                let number = program::socket().unwrap();
+                let fd = program::socket().unwrap();
                 let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
                 let (domain, protocol) = (libc::AF_NETLINK, libc::NETLINK_USERSOCK);
                 // SAFETY: the call takes no pointers.
                 let file = check(unsafe { libc::socket(domain, kind, protocol) }).unwrap();
-                self.put(file, number, Opened::Socket);
-                same(number)
+                self.put(file, fd, Opened::Socket);
+                same(fd)
             }
             Call::EpollCreate => {
-                let number = program::epoll_create().unwrap();
+                let fd = program::epoll_create().unwrap();
                 // SAFETY: the call takes no pointers.
                 let file = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();
-                self.put(file, number, Opened::Set(self.sets));
+                self.put(file, fd, Opened::Set(self.sets));
                 self.sets += 1;
-                same(number)
+                same(fd)
             }
             Call::Dup(old) => {
                 let model = program::dup(old);
                 // SAFETY: as above.
                 let kernel =
                     check(unsafe { libc::fcntl(FIRST + old, libc::F_DUPFD_CLOEXEC, FIRST) });
-                let kernel = kernel.map(|number| number - FIRST);
-                if let Ok(number) = kernel {
+                let kernel = kernel.map(|fd| fd - FIRST);
+                if let Ok(fd) = kernel {
                     let opened = self.opened[&old].clone();
-                    self.opened.insert(number, opened);
+                    self.opened.insert(fd, opened);
                 }
-                (Outcome::Number(model), Outcome::Number(kernel))
+                (Outcome::Fd(model), Outcome::Fd(kernel))
             }
             Call::Dup2(old, new) => {
                 let model = program::dup2(old, new);
@@ -155,41 +155,36 @@ impl Both {
                 }
                 (Outcome::Done(model), Outcome::Done(kernel.map(drop)))
             }
-            Call::Close(number) => {
-                let model = program::close(number);
+            Call::Close(fd) => {
+                let model = program::close(fd);
                 // SAFETY: the fd is this test's.
-                let kernel = check(unsafe { libc::close(FIRST + number) }).map(drop);
-                self.opened.remove(&number);
+                let kernel = check(unsafe { libc::close(FIRST + fd) }).map(drop);
+                self.opened.remove(&fd);
                 (Outcome::Done(model), Outcome::Done(kernel))
             }
-            Call::Write(number) => {
-                let Some(Opened::Pipe(write)) = self.opened.get(&number) else {
+            Call::Write(fd) => {
+                let Some(Opened::Pipe(write)) = self.opened.get(&fd) else {
                     return same(0);
                 };
-                let model = program::write(number);
+                let model = program::write(fd);
                 // SAFETY: the buffer is as long as is claimed.
                 let wrote =
                     unsafe { libc::write(write.as_raw_fd(), ptr::from_ref(&0_u8).cast(), 1) };
                 assert_eq!(wrote, 1);
                 (Outcome::Done(model), Outcome::Done(Ok(())))
             }
-            Call::Read(number) => {
-                let Some(Opened::Pipe(_)) = self.opened.get(&number) else {
+            Call::Read(fd) => {
+                let Some(Opened::Pipe(_)) = self.opened.get(&fd) else {
                     return same(0);
                 };
-                let model = program::read_all(number);
+                let model = program::read_all(fd);
                 let mut buffer = [0_u8; 256];
                 let mut available = 0;
                 // SAFETY: the buffer is as long as is claimed, and there is room for the count.
                 unsafe {
-                    check(libc::ioctl(
-                        FIRST + number,
-                        libc::FIONREAD,
-                        &raw mut available,
-                    ))
-                    .unwrap();
+                    check(libc::ioctl(FIRST + fd, libc::FIONREAD, &raw mut available)).unwrap();
                     if available > 0 {
-                        libc::read(FIRST + number, buffer.as_mut_ptr().cast(), buffer.len());
+                        libc::read(FIRST + fd, buffer.as_mut_ptr().cast(), buffer.len());
                     }
                 }
                 (Outcome::Done(model), Outcome::Done(Ok(())))
@@ -227,8 +222,8 @@ impl Both {
                 (Outcome::Events(model), Outcome::Events(kernel))
             }
             Call::Poll(ref list) => {
-                let entry = |number, events| libc::pollfd {
-                    fd: number,
+                let entry = |fd, events| libc::pollfd {
+                    fd,
                     events,
                     revents: 0,
                 };
@@ -256,16 +251,16 @@ impl Both {
     fn choose(&self, random: &mut Random) -> Call {
         let any = |random: &mut Random| RawFd::try_from(random.below(8)).unwrap();
         let of_kind = |random: &mut Random, is: fn(&Opened) -> bool| {
-            let mut numbers: Vec<_> = self
+            let mut fds: Vec<_> = self
                 .opened
                 .iter()
                 .filter(|(_, opened)| is(opened))
-                .map(|(&number, _)| number)
+                .map(|(&fd, _)| fd)
                 .collect();
-            numbers.sort_unstable();
-            match numbers.is_empty() || random.below(20) == 0 {
+            fds.sort_unstable();
+            match fds.is_empty() || random.below(20) == 0 {
                 true => any(random),
-                false => random.of(&numbers),
+                false => random.of(&fds),
             }
         };
         let a_set =
@@ -336,8 +331,8 @@ fn interest(random: &mut Random) -> Event {
     Event::new(random.of(&wanted) | random.of(&how), random.below(1000))
 }
 
-fn same(number: RawFd) -> (Outcome, Outcome) {
-    (Outcome::Number(Ok(number)), Outcome::Number(Ok(number)))
+fn same(fd: RawFd) -> (Outcome, Outcome) {
+    (Outcome::Fd(Ok(fd)), Outcome::Fd(Ok(fd)))
 }
 
 /// Makes random calls until the outcomes differ. Returns all of the calls and their outcomes then.

@@ -10,7 +10,7 @@ use upoll::{
     Descriptor, Epoll, EventFd, Events, FdSet, Op, PollContext, PollFd, Timeout, poll, select,
 };
 
-use super::sleeping::{FOREVER, LIMIT, time_passes_then_one_is_written, wait};
+use super::sleeping::{FOREVER, the_one_that_stays_is_woken, wait};
 use super::{EDGE, IN, model};
 
 /// Returns a set with a kernel fd that is not readable.
@@ -43,15 +43,7 @@ fn a_wake_is_not_lost_with_a_sleep_in_the_kernel_that_times_out() {
         let (set, _source) = set_with_source();
         let counter = EventFd::new(0).unwrap();
         set.add(&counter, EDGE).unwrap();
-        let second = set.clone();
-        let staying = thread::spawn(move || wait(&second, FOREVER));
-        let writing = time_passes_then_one_is_written(&counter);
-        let taken = wait(&set, LIMIT).unwrap();
-        writing.join().unwrap();
-        if taken == 1 {
-            counter.try_write(1).unwrap();
-        }
-        assert_eq!(staying.join().unwrap(), Ok(1));
+        the_one_that_stays_is_woken(&set, set.clone(), &counter);
     });
 }
 
@@ -142,7 +134,7 @@ fn a_thread_hears_of_both_kinds(wait: impl Fn(&EventFd, &Source) + Copy + Send +
 fn a_thread_in_select_learns_of_both_kinds_of_fds() {
     a_thread_hears_of_both_kinds(|counter, source| {
         let mut read = FdSet::from_iter([0, 1]);
-        let resolve = |number| match number {
+        let resolve = |fd| match fd {
             0 => Some(counter.target()),
             _ => Some(source.target()),
         };

@@ -341,7 +341,7 @@ fn a_source_is_deleted_once() {
     });
 }
 
-/// The number of the source becomes another file's while a worker is last in line. No set of the
+/// The fd of the source becomes another file's while a worker is last in line. No set of the
 /// library watches that file.
 #[test]
 fn no_worker_watches_what_took_the_place_of_the_source() {
@@ -351,7 +351,7 @@ fn no_worker_watches_what_took_the_place_of_the_source() {
         assert_eq!(wait(&worker, FOREVER), Ok(1));
         source.set_readable(false);
         let other = Source::new();
-        let (from, onto) = (other.number(), source.number());
+        let (from, onto) = (other.fd(), source.fd());
         let replacing = thread::spawn(move || program::dup2(from, onto).unwrap());
         pass_time();
         assert_eq!(wait(&worker, LIMIT), Ok(0));

@@ -13,7 +13,7 @@ use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Op, PollFd, poll};
 use super::sleeping::{FOREVER, wait};
 use super::{EDGE, IN, harness, harvest};
 
-/// Own fds have this number or a higher one. The first is a set's kernel set, the next the seal, the third the kernel set
+/// Own fds begin here. The first is a set's kernel set, the next the seal, the third the kernel set
 /// with a rotating set's source.
 const FIRST: RawFd = 24;
 

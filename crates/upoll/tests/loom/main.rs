@@ -10,7 +10,7 @@ mod kernel_fds;
 mod kernel_rotation;
 mod lost_fds;
 mod missed;
-mod own_numbers;
+mod own_fds;
 mod pipes;
 mod poll_context;
 mod readiness_fd;
@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
-use upoll::internal::own_fds;
 use upoll::{
     Epoll, Errno, Event, EventFd, Events, FdSet, File, FileRef, Lock, PIPE_BUF, PollFd, PollTable,
     Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, pipe, poll_now, select_now,
@@ -44,7 +43,7 @@ const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 /// Runs a model. The library's own fds are protected, as under the preload.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     harness::model(preemptions, move || {
-        own_fds::protect();
+        upoll::internal::own_fds::protect();
         body();
     });
 }
@@ -354,7 +353,7 @@ fn poll_and_select_check_without_waiting() {
         let masks = fds.map(|fd| fd.revents());
         assert_eq!(masks, [Events::empty(), Events::IN, Events::NVAL]);
         let mut read = FdSet::from_iter([0, 1]);
-        let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+        let resolve = |fd| Some(counters.get(usize::try_from(fd).ok()?)?.target());
         assert_eq!(select_now(2, Some(&mut read), None, None, resolve), Ok(1));
         assert_eq!(read, FdSet::from_iter([1]));
         let mut read = FdSet::from_iter([2]);

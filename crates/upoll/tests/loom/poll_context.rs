@@ -76,7 +76,7 @@ fn a_context_selects() {
         let mut context = PollContext::new();
         for _ in 0..2 {
             let mut read = FdSet::from_iter([0, 1]);
-            let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+            let resolve = |fd| Some(counters.get(usize::try_from(fd).ok()?)?.target());
             let limit = &mut { Timeout::NOW };
             let ready = context.select(2, Some(&mut read), None, None, limit, resolve);
             assert_eq!((ready, read), (Ok(1), FdSet::from_iter([1])));

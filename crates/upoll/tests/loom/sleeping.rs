@@ -7,7 +7,7 @@ use loom::thread;
 use upoll::Source as _;
 use upoll::kernel_model::{Source, interrupt, pass_time};
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, PollFd, Target,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, PollFd, Target,
     Timeout, end_thread, pipe, poll, select,
 };
 
@@ -37,10 +37,6 @@ pub(super) fn time_passes_then_one_is_written(counter: &EventFd) -> thread::Join
     })
 }
 
-fn poll_file(file: &File<Flag>, limit: Option<Duration>) -> Result<usize, Errno> {
-    poll(&mut [PollFd::new(file, Events::IN)], limit)
-}
-
 #[test]
 fn a_thread_that_goes_to_sleep_in_a_set_misses_no_arrival() {
     for interest in [IN, EDGE] {
@@ -58,6 +54,19 @@ fn a_thread_that_goes_to_sleep_in_a_set_misses_no_arrival() {
     }
 }
 
+/// A thread sleeps in `stays`, and this one in `set` until its limit ends. Both have what is written.
+pub(super) fn the_one_that_stays_is_woken(set: &Epoll, stays: Epoll, counter: &EventFd) {
+    let staying = thread::spawn(move || wait(&stays, FOREVER));
+    let writing = time_passes_then_one_is_written(counter);
+    let taken = wait(set, LIMIT).unwrap();
+    writing.join().unwrap();
+    if taken == 1 {
+        // Nobody sleeps in `set` any more.
+        counter.try_write(1).unwrap();
+    }
+    assert_eq!(staying.join().unwrap(), Ok(1));
+}
+
 /// Two threads sleep in one set. One is woken as its limit ends.
 #[test]
 fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
@@ -65,15 +74,7 @@ fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
         set.add(&counter, EDGE).unwrap();
-        let second = set.clone();
-        let staying = thread::spawn(move || wait(&second, FOREVER));
-        let writing = time_passes_then_one_is_written(&counter);
-        let taken = wait(&set, LIMIT).unwrap();
-        writing.join().unwrap();
-        if taken == 1 {
-            counter.try_write(1).unwrap();
-        }
-        assert_eq!(staying.join().unwrap(), Ok(1));
+        the_one_that_stays_is_woken(&set, set.clone(), &counter);
     });
 }
 
@@ -112,15 +113,7 @@ fn an_exclusive_wake_is_not_lost_with_a_sleep_that_times_out() {
             set.add(&counter, exclusive).unwrap();
         }
         let [first, second] = sets;
-        let staying = thread::spawn(move || wait(&second, FOREVER));
-        let writing = time_passes_then_one_is_written(&counter);
-        let taken = wait(&first, LIMIT).unwrap();
-        writing.join().unwrap();
-        if taken == 1 {
-            // Nobody waits in the first set any more.
-            counter.try_write(1).unwrap();
-        }
-        assert_eq!(staying.join().unwrap(), Ok(1));
+        the_one_that_stays_is_woken(&first, second, &counter);
     });
 }
 
@@ -141,45 +134,9 @@ fn a_thread_that_goes_to_sleep_in_a_set_learns_of_its_first_kernel_fd() {
     });
 }
 
-/// A thread polls an object that orders its state no more than it must.
-#[test]
-fn a_thread_that_goes_to_sleep_in_poll_misses_no_change() {
-    model(3, || {
-        let flag = Flag::new();
-        let changed = flag.clone();
-        let raising = thread::spawn(move || changed.set(true));
-        assert_eq!(poll_file(&flag, FOREVER), Ok(1));
-        raising.join().unwrap();
-    });
-}
-
-/// The same after a spurious wakeup, when the thread polls again.
-#[test]
-fn a_thread_in_poll_that_is_woken_for_nothing_misses_no_change() {
-    model(3, || {
-        let flag = Flag::new();
-        let changed = flag.clone();
-        let raising = thread::spawn(move || {
-            changed.queue.wake(Events::IN);
-            changed.set(true);
-        });
-        assert_eq!(poll_file(&flag, FOREVER), Ok(1));
-        raising.join().unwrap();
-    });
-}
-
-#[test]
-fn what_is_ready_when_a_poll_times_out_is_reported() {
-    model(3, || {
-        let flag = Flag::new();
-        let changed = flag.clone();
-        let raising = thread::spawn(move || {
-            changed.set(true);
-            pass_time();
-        });
-        assert_eq!(poll_file(&flag, LIMIT), Ok(1));
-        raising.join().unwrap();
-    });
+/// Waits in `poll` until `target` can be read.
+fn poll_one(target: Target<'_>, limit: Option<Duration>) -> Result<usize, Errno> {
+    poll(&mut [PollFd::from_target(target, Events::IN)], limit)
 }
 
 /// Waits in `select` until `target` can be read.
@@ -191,43 +148,60 @@ fn select_one(target: Target<'_>, limit: Option<Duration>) -> Result<usize, Errn
     found
 }
 
-#[test]
-fn a_thread_that_goes_to_sleep_in_select_misses_no_change() {
-    model(3, || {
+/// A thread waits for an object that orders its state no more than it must. The object is raised meanwhile.
+fn misses_no_change(
+    wait: fn(Target<'_>, Option<Duration>) -> Result<usize, Errno>,
+    limit: Option<Duration>,
+    raise: fn(&Flag),
+) {
+    model(3, move || {
         let flag = Flag::new();
         let changed = flag.clone();
-        let raising = thread::spawn(move || changed.set(true));
-        assert_eq!(select_one(flag.target(), FOREVER), Ok(1));
+        let raising = thread::spawn(move || raise(&changed));
+        assert_eq!(wait(flag.target(), limit), Ok(1));
         raising.join().unwrap();
     });
+}
+
+/// The thread polls again after a spurious wakeup.
+fn raise_after_a_spurious_wakeup(flag: &Flag) {
+    flag.queue.wake(Events::IN);
+    flag.set(true);
+}
+
+fn raise_before_the_limit(flag: &Flag) {
+    flag.set(true);
+    pass_time();
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_poll_misses_no_change() {
+    misses_no_change(poll_one, FOREVER, |flag| flag.set(true));
+}
+
+#[test]
+fn a_thread_in_poll_that_is_woken_for_nothing_misses_no_change() {
+    misses_no_change(poll_one, FOREVER, raise_after_a_spurious_wakeup);
+}
+
+#[test]
+fn what_is_ready_when_a_poll_times_out_is_reported() {
+    misses_no_change(poll_one, LIMIT, raise_before_the_limit);
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_select_misses_no_change() {
+    misses_no_change(select_one, FOREVER, |flag| flag.set(true));
 }
 
 #[test]
 fn a_thread_in_select_that_is_woken_for_nothing_misses_no_change() {
-    model(3, || {
-        let flag = Flag::new();
-        let changed = flag.clone();
-        let raising = thread::spawn(move || {
-            changed.queue.wake(Events::IN);
-            changed.set(true);
-        });
-        assert_eq!(select_one(flag.target(), FOREVER), Ok(1));
-        raising.join().unwrap();
-    });
+    misses_no_change(select_one, FOREVER, raise_after_a_spurious_wakeup);
 }
 
 #[test]
 fn what_is_ready_when_a_select_times_out_is_reported() {
-    model(3, || {
-        let flag = Flag::new();
-        let changed = flag.clone();
-        let raising = thread::spawn(move || {
-            changed.set(true);
-            pass_time();
-        });
-        assert_eq!(select_one(flag.target(), LIMIT), Ok(1));
-        raising.join().unwrap();
-    });
+    misses_no_change(select_one, LIMIT, raise_before_the_limit);
 }
 
 /// A pipe hangs up while a thread goes to sleep for it.

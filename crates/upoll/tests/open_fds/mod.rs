@@ -44,13 +44,13 @@ pub fn close_all_but(kept: &[RawFd]) {
     }
 }
 
-/// Opens sockets at all numbers at which the program has closed the library's fds.
+/// Opens sockets at all fds of the library that the program has closed.
 pub fn open_everywhere(kept: &[RawFd]) -> (Vec<RawFd>, UnixStream) {
     let (one, other) = UnixStream::pair().unwrap();
     let mut others = vec![one.as_raw_fd()];
     for fd in other.as_raw_fd() + 1..600 {
         if !kept.contains(&fd) {
-            // SAFETY: the test has no fd with this number.
+            // SAFETY: the test does not have this fd.
             assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
             others.push(fd);
         }

@@ -95,7 +95,7 @@ fn modifying_a_ready_edge_triggered_item_reports_it_with_the_new_data() {
 }
 
 #[test]
-fn numbers_of_one_open_file_are_items_of_their_own_and_live_as_long_as_it_does() {
+fn fds_of_one_open_file_are_items_of_their_own_and_live_as_long_as_it_does() {
     let mut twin = Twin::new(4);
     twin.open_set(0);
     twin.open_counter(1, 0, false);
@@ -106,7 +106,7 @@ fn numbers_of_one_open_file_are_items_of_their_own_and_live_as_long_as_it_does()
     assert_eq!(twin.data(0, 4).len(), 2);
     twin.close(1);
     assert_eq!(twin.data(0, 4).len(), 2);
-    // The number is used again for another file, while the old item is still there.
+    // The fd is used again for another file, while the old item is still there.
     twin.open_counter(1, 1, false);
     assert_eq!(twin.delete(0, 1), Err(Errno::NOENT));
     twin.add(0, 1, IN, 3).unwrap();
@@ -210,7 +210,7 @@ fn modifying_an_item_that_is_queued_already_is_no_wake_for_the_sets_above() {
 }
 
 #[test]
-fn a_select_that_fails_for_one_number_has_not_polled_any_set() {
+fn a_select_that_fails_for_one_fd_has_not_polled_any_set() {
     let mut twin = Twin::new(4);
     twin.open_set(0);
     for n in [1, 2, 3] {

@@ -32,7 +32,7 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     match part {
         Part::Comparisons => comparisons(&report.comparisons),
         // A table shows these few figures better than a plot.
-        Part::Numbers | Part::Fair => Ok(Vec::new()),
+        Part::Fds | Part::Fair => Ok(Vec::new()),
         Part::Peers => peers(&report.peers),
         Part::Polls => polls(&report.polls),
         Part::Growth => growth(&report.growth),

@@ -34,7 +34,7 @@ fn take_an_fd(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
     let Some(fd) = rng.choice(all.collect::<Vec<_>>()) else {
         return Ok(None);
     };
-    let _held = own_fds::hold_numbers(fd);
+    let _held = own_fds::hold_fds(fd);
     if !own_fds::is_own(fd) {
         return Ok(None);
     }

@@ -52,10 +52,10 @@ impl Set {
 
     /// Removes the item of a file that closed, unless another thread has done so. The caller is in a
     /// [`Scope`].
-    fn remove_closed(&self, identity: FileId, number: i32) {
+    fn remove_closed(&self, identity: FileId, fd: i32) {
         let mut left = None;
         let mut inner = self.lock();
-        let removed = self.delete(&mut inner, identity, number, &mut left);
+        let removed = self.delete(&mut inner, identity, fd, &mut left);
         drop(inner);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
@@ -126,7 +126,7 @@ pub(super) fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
     // Its tasks may panic: not before all items have gone.
     let _scope = Scope::enter();
     loop {
-        let (set, number) = {
+        let (set, fd) = {
             let watchers = watchers.lock();
             let Some(link) = watchers.iter().next() else {
                 return;
@@ -134,9 +134,9 @@ pub(super) fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
             let item = item_of(link);
             // SAFETY: the item is linked and the watcher list locked: it is registered, so its
             // set has not finished closing and can be pinned.
-            unsafe { ((*item).pin_set(), (*item).number()) }
+            unsafe { ((*item).pin_set(), (*item).fd()) }
         };
-        set.object().remove_closed(identity, number);
+        set.object().remove_closed(identity, fd);
         // Dropping the pin may free the set: all its locks are free.
     }
 }

@@ -2,50 +2,50 @@
 
 use super::*;
 
-/// `pipe(2)`: its read end. The write end has no number.
+/// `pipe(2)`: its read end. The write end has no fd.
 pub fn pipe() -> Result<RawFd, Errno> {
-    number_for(open(Kind::Source), 0)
+    fd_for(open(Kind::Source), 0)
 }
 
 /// `socket(2)`.
 pub fn socket() -> Result<RawFd, Errno> {
-    number_for(open(Kind::Socket), 0)
+    fd_for(open(Kind::Socket), 0)
 }
 
 /// `epoll_create1(2)`.
 pub fn epoll_create() -> Result<RawFd, Errno> {
-    number_for(open(Kind::Set), 0)
+    fd_for(open(Kind::Set), 0)
 }
 
 /// `dup(2)`.
-pub fn dup(number: RawFd) -> Result<RawFd, Errno> {
-    number_for(Used::of(number)?, 0)
+pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
+    fd_for(Used::of(fd)?, 0)
 }
 
-/// `dup2(2)` onto another number.
-pub fn dup2(number: RawFd, onto: RawFd) -> Result<(), Errno> {
-    let used = Used::of(number)?;
+/// `dup2(2)` onto another fd.
+pub fn dup2(fd: RawFd, onto: RawFd) -> Result<(), Errno> {
+    let used = Used::of(fd)?;
     let entry = entry(onto)?;
     TAKEN.lock().unwrap().insert(onto);
     let before = entry.swap(used.kept() + 1, Ordering::SeqCst);
-    drop_number(before);
+    drop_fd(before);
     Ok(())
 }
 
 /// `close(2)`.
-pub fn close(number: RawFd) -> Result<(), Errno> {
-    let before = entry(number)?.swap(0, Ordering::SeqCst);
-    TAKEN.lock().unwrap().remove(&number);
+pub fn close(fd: RawFd) -> Result<(), Errno> {
+    let before = entry(fd)?.swap(0, Ordering::SeqCst);
+    TAKEN.lock().unwrap().remove(&fd);
     match before {
         0 => Err(Errno::BADF),
         _ => {
-            drop_number(before);
+            drop_fd(before);
             Ok(())
         }
     }
 }
 
-fn drop_number(place: usize) {
+fn drop_fd(place: usize) {
     if place != 0 {
         let id = place - 1;
         drop(Used { id, file: file(id) });
@@ -53,8 +53,8 @@ fn drop_number(place: usize) {
 }
 
 /// Writes a byte to the pipe whose read end this is.
-pub fn write(number: RawFd) -> Result<(), Errno> {
-    let used = Used::of(number)?;
+pub fn write(fd: RawFd) -> Result<(), Errno> {
+    let used = Used::of(fd)?;
     {
         let mut state = used.lock();
         state.is_readable = true;
@@ -65,14 +65,14 @@ pub fn write(number: RawFd) -> Result<(), Errno> {
 }
 
 /// Reads all that is in a pipe.
-pub fn read_all(number: RawFd) -> Result<(), Errno> {
-    Used::of(number)?.lock().is_readable = false;
+pub fn read_all(fd: RawFd) -> Result<(), Errno> {
+    Used::of(fd)?.lock().is_readable = false;
     Ok(())
 }
 
 /// `epoll_ctl(2)`.
 pub fn epoll_ctl(set: RawFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    epoll_ctl_by_number(set, op, fd, &interest)
+    epoll_ctl_by_fd(set, op, fd, &interest)
 }
 
 /// `epoll_wait(2)` with a limit of zero.
@@ -95,8 +95,8 @@ pub fn poll_now(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
     ppoll(list, AT_ONCE.as_ref(), None)
 }
 
-/// Returns the numbers that are open.
-pub fn open_numbers() -> Vec<RawFd> {
+/// Returns the fds that are open.
+pub fn open_fds() -> Vec<RawFd> {
     TAKEN.lock().unwrap().iter().copied().collect()
 }
 

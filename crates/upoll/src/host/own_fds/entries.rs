@@ -1,13 +1,13 @@
-//! The own fds that are there: the entry of each number, and the numbers that are held.
+//! The own fds that are there: the entry of each fd, and the fds that are held.
 
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::ptr;
 #[cfg(not(upoll_loom))]
-use std::{hint, sync::Mutex};
+use std::sync::Mutex;
 
 #[cfg(upoll_loom)]
-use loom::{hint, sync::Mutex};
+use loom::sync::Mutex;
 
 use super::is_protected;
 use super::seal::Seal;
@@ -16,7 +16,9 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::kernel;
 use crate::memory::boxed;
-use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
+use crate::sync::{
+    AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Backoff, Ordering, statics, this_thread,
+};
 
 use upoll_sys::signals::{self, AlternateStack};
 use upoll_sys::syscall;
@@ -32,17 +34,17 @@ macro_rules! all_null {
     }};
 }
 
-/// The state of an own fd, found by its number. Entries are never freed: a thread that moves an fd
+/// The state of an own fd, found by the fd. Entries are never freed: a thread that moves an fd
 /// away may read an entry that was just given up.
 pub(super) struct Entry {
-    /// The number in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
+    /// The fd in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
     /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
     pub(super) state: AtomicU64,
     /// [`BRIEF`], [`SET`], [`SEAL`], [`KEPT`] or [`MEMBER`].
     pub(super) kind: AtomicU32,
     /// The seal that a set has in it; a seal's own. Null for other files.
     pub(super) seal: AtomicPtr<Seal>,
-    /// The number under which the seal is in the set; of a member, the number of the set.
+    /// The fd under which the seal is in the set; of a member, the fd of the set.
     pub(super) under: AtomicI32,
     /// The data of the event that wakes a thread in the set; of a member, the cookie of the socket, or 0.
     pub(super) data: AtomicU64,
@@ -53,16 +55,16 @@ pub(super) struct Entry {
 /// No fd; not -1, which a `BorrowedFd` cannot hold.
 pub(super) const NONE: RawFd = RawFd::MIN;
 
-/// A file that the call that opened it closes. It keeps its number.
+/// A file that the call that opened it closes. It keeps its fd.
 const BRIEF: u32 = 0;
 /// A kernel set with a seal in it.
 pub(super) const SET: u32 = 1;
-/// The number of a seal.
+/// The fd of a seal.
 pub(super) const SEAL: u32 = 2;
 /// An own fd that a child of a fork continues to use: a wake fd of shared eventfds, the set that
 /// they are members of, or a file of an embedder.
 pub(super) const KEPT: u32 = 3;
-/// A member of a kernel set of the library's. Its entry has the number of that set in `under`.
+/// A member of a kernel set of the library's. Its entry has the fd of that set in `under`.
 pub(super) const MEMBER: u32 = 4;
 
 impl Entry {
@@ -85,40 +87,40 @@ impl Entry {
     }
 
     #[inline]
-    pub(super) fn number(&self) -> RawFd {
-        number_in(self.state.load(Ordering::SeqCst))
+    pub(super) fn fd(&self) -> RawFd {
+        fd_in(self.state.load(Ordering::SeqCst))
     }
 
     /// Reuses the entry, which is in no use, for another fd.
-    pub(super) fn begin(&self, number: RawFd) {
+    pub(super) fn begin(&self, fd: RawFd) {
         self.kind.store(BRIEF, Ordering::Relaxed);
         self.seal.store(ptr::null_mut(), Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);
         let before = self.state.load(Ordering::Relaxed);
         let next = (before >> 32).wrapping_add(1) << 32;
-        let state = next | u64::from(number.cast_unsigned());
+        let state = next | u64::from(fd.cast_unsigned());
         self.state.store(state, Ordering::SeqCst);
     }
 
-    /// Changes the number if the state is still `before`.
-    pub(super) fn change(&self, before: u64, number: RawFd) -> Result<(), u64> {
-        let state = before >> 32 << 32 | u64::from(number.cast_unsigned());
+    /// Changes the fd if the state is still `before`.
+    pub(super) fn change(&self, before: u64, fd: RawFd) -> Result<(), u64> {
+        let state = before >> 32 << 32 | u64::from(fd.cast_unsigned());
         let changed =
             self.state
                 .compare_exchange(before, state, Ordering::SeqCst, Ordering::SeqCst);
         changed.map(drop)
     }
 
-    /// Takes the number away, if `is_taken` agrees, and returns it: nobody else closes the file then.
+    /// Takes the fd away, if `is_taken` agrees, and returns it: nobody else closes the file then.
     pub(super) fn take_if(&self, is_taken: impl Fn(RawFd) -> bool) -> Option<RawFd> {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
-            let number = number_in(state);
-            if number == NONE || !is_taken(number) {
+            let fd = fd_in(state);
+            if fd == NONE || !is_taken(fd) {
                 return None;
             }
             match self.change(state, NONE) {
-                Ok(()) => return Some(number),
+                Ok(()) => return Some(fd),
                 Err(now) => state = now,
             }
         }
@@ -134,12 +136,12 @@ impl Entry {
     }
 }
 
-/// Returns whether a number stands for a kernel set or a seal of the library's, or for a file that the library has in one.
+/// Returns whether an fd stands for a kernel set or a seal of the library's, or for a file that the library has in one.
 /// Takes system calls if it did once.
-pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
-    entry_at(number).is_some_and(|entry| {
-        let is_listed = || is_listed(entry.set_of_member(), number);
-        entry.number() == number && entry.is_at(number).unwrap_or_else(is_listed)
+pub(in crate::host) fn is_set_or_seal(fd: RawFd) -> bool {
+    entry_at(fd).is_some_and(|entry| {
+        let is_listed = || is_listed(entry.set_of_member(), fd);
+        entry.fd() == fd && entry.is_at(fd).unwrap_or_else(is_listed)
     })
 }
 
@@ -154,7 +156,7 @@ pub(super) fn give_back(entry: &'static Entry) {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-fn number_in(state: u64) -> RawFd {
+fn fd_in(state: u64) -> RawFd {
     (state as u32).cast_signed()
 }
 
@@ -163,26 +165,26 @@ const CHUNKS: usize = if cfg!(upoll_loom) { 1 } else { 4096 };
 type Chunk = [AtomicPtr<Entry>; CHUNK];
 
 statics! {
-    /// The entry of each own number.
-    static NUMBERS: [AtomicPtr<Chunk>; CHUNKS] = all_null!(CHUNKS);
-    /// No own number was ever below this one.
+    /// The entry of each own fd.
+    static FDS: [AtomicPtr<Chunk>; CHUNKS] = all_null!(CHUNKS);
+    /// No own fd was ever below this one.
     static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
     /// Entries that are in no use.
     static UNUSED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
 }
 
-fn place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
-    let number = usize::try_from(number).ok()?;
-    let chunk = NUMBERS.get(number / CHUNK)?.load(Ordering::Acquire);
+fn place(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+    let fd = usize::try_from(fd).ok()?;
+    let chunk = FDS.get(fd / CHUNK)?.load(Ordering::Acquire);
     // SAFETY: null, or made in `make_place` and never freed.
-    unsafe { chunk.as_ref() }.map(|chunk| &chunk[number % CHUNK])
+    unsafe { chunk.as_ref() }.map(|chunk| &chunk[fd % CHUNK])
 }
 
-fn make_place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
-    if let Some(place) = place(number) {
+fn make_place(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+    if let Some(place) = place(fd) {
         return Some(place);
     }
-    let chunk = NUMBERS.get(usize::try_from(number).ok()? / CHUNK)?;
+    let chunk = FDS.get(usize::try_from(fd).ok()? / CHUNK)?;
     let made = boxed(all_null!(CHUNK)).ok()?;
     let made = Box::into_raw(made);
     let published =
@@ -191,92 +193,83 @@ fn make_place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
         // SAFETY: made above, and known to nobody else.
         drop(unsafe { Box::from_raw(made) });
     }
-    place(number)
+    place(fd)
 }
 
-pub(super) fn entry_at(number: RawFd) -> Option<&'static Entry> {
+pub(super) fn entry_at(fd: RawFd) -> Option<&'static Entry> {
     // SAFETY: null or a leaked entry.
-    unsafe { place(number)?.load(Ordering::Acquire).as_ref() }
+    unsafe { place(fd)?.load(Ordering::Acquire).as_ref() }
 }
 
-/// Records that a number is the library's own. Returns false if it is too high for that.
+/// Records that an fd is the library's own. Returns false if it is too high for that.
 ///
-/// An own fd that had the number until now was closed by the program. It would be taken for the new one,
-/// which has the seal in it as well, so it loses its number here.
-pub(super) fn record(number: RawFd, entry: &'static Entry) -> bool {
-    let Some(place) = make_place(number) else {
+/// An own fd that was here until now was closed by the program. It would be taken for the new one,
+/// which has the seal in it as well, so it loses its fd now.
+pub(super) fn record(fd: RawFd, entry: &'static Entry) -> bool {
+    let Some(place) = make_place(fd) else {
         return false;
     };
     let before = place.swap(ptr::from_ref(entry).cast_mut(), Ordering::AcqRel);
     // SAFETY: null or a leaked entry.
     if let Some(lost) = unsafe { before.as_ref() }.filter(|before| !ptr::eq(*before, entry)) {
-        lost.take_if(|known| known == number);
+        lost.take_if(|known| known == fd);
     }
-    LOWEST.fetch_min(number, Ordering::Release);
+    LOWEST.fetch_min(fd, Ordering::Release);
     true
 }
 
-/// Forgets a number, unless it has come to be another entry's.
-pub(super) fn forget(number: RawFd, entry: &'static Entry) {
-    if let Some(place) = place(number) {
+/// Forgets an fd, unless it has come to be another entry's.
+pub(super) fn forget(fd: RawFd, entry: &'static Entry) {
+    if let Some(place) = place(fd) {
         let entry = ptr::from_ref(entry).cast_mut();
         let _ = place.compare_exchange(entry, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Whether a number is the library's own and [protected](super::protect), so that calls of the program on it
+/// Whether an fd is the library's own and [protected](super::protect), so that calls of the program on it
 /// are to fail with `EBADF`.
 #[inline]
 #[must_use]
-pub fn is_own(number: RawFd) -> bool {
-    may_be_own(number) && is_recorded(number)
+pub fn is_own(fd: RawFd) -> bool {
+    may_be_own(fd) && is_recorded(fd)
 }
 
-/// Returns whether [`is_own`] may be true of a number. This is one comparison, without a call.
+/// Returns whether [`is_own`] may be true of an fd. This is one comparison, without a call.
 #[inline]
 #[must_use]
-pub fn may_be_own(number: RawFd) -> bool {
-    number >= LOWEST.load(Ordering::Relaxed)
+pub fn may_be_own(fd: RawFd) -> bool {
+    fd >= LOWEST.load(Ordering::Relaxed)
 }
 
 #[cold]
-fn is_recorded(number: RawFd) -> bool {
-    is_protected() && settled_entry(number).is_some()
+fn is_recorded(fd: RawFd) -> bool {
+    is_protected() && settled_entry(fd).is_some()
 }
 
-/// Returns the entry whose number this is. A number whose entry has another one is just being
-/// closed or replaced. Until that is done it cannot be distinguished from a number of the
+/// Returns the entry whose fd this is. An fd whose entry has another one is just being
+/// closed or replaced. Until that is done it cannot be distinguished from an fd of the
 /// program's.
-fn settled_entry(number: RawFd) -> Option<&'static Entry> {
-    let mut entry = entry_at(number)?;
-    let mut turns = 0;
-    while entry.number() != number && turns < MOST_TURNS {
-        wait_a_turn(turns);
-        turns += 1;
-        entry = entry_at(number)?;
+fn settled_entry(fd: RawFd) -> Option<&'static Entry> {
+    let mut entry = entry_at(fd)?;
+    let mut backoff = Backoff::new();
+    while entry.fd() != fd && backoff.waits() < MOST_WAITS {
+        backoff.wait();
+        entry = entry_at(fd)?;
     }
     Some(entry)
 }
 
-/// About a second. The thread that is waited for may be the one that waits, if this is a signal handler.
-const MOST_TURNS: u32 = 1100;
+/// About a second, for another thread that is in the midst of a few instructions and a system call. The thread that is
+/// waited for may be the one that waits, if this is a signal handler.
+const MOST_WAITS: u32 = 1100;
 
-/// Waits for another thread that is in the midst of a few instructions and a system call.
-#[cold]
-pub(super) fn wait_a_turn(turns: u32) {
-    match turns < 100 {
-        true => hint::spin_loop(),
-        false => kernel::sleep_a_millisecond(),
-    }
-}
-
-/// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
+/// Keeps other threads from opening own fds, and from putting files of the program's in their place,
 /// until it is dropped.
 #[derive(Debug)]
-pub struct NumbersHeld(u64);
+pub struct FdsHeld(u64);
 
 statics! {
-    /// The [`holder`] of the numbers, or 0. A signal handler may have left the holder's call for good.
+    /// The [`holder`] of the fds, or 0. A signal handler may have left the holder's call for good.
     static HOLDER: AtomicU64 = AtomicU64::new(0);
 }
 
@@ -316,34 +309,34 @@ fn is_over(
     (above.unsigned_abs() < STACK).then_some(above <= 0)
 }
 
-/// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
+/// Holds the fds for a call that puts a file of the program's under `fd`, if that is among those
 /// that the library may take.
 #[inline]
 #[must_use]
-pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
-    match may_take(number) {
-        true => hold_protected_numbers(),
+pub fn hold_fds(fd: RawFd) -> Option<FdsHeld> {
+    match may_take(fd) {
+        true => hold_protected_fds(),
         false => None,
     }
 }
 
-/// Returns whether a number is among those that the library may take, if they are protected.
+/// Returns whether an fd is among those that the library may take, if they are protected.
 #[inline]
 #[must_use]
-pub fn may_take(number: RawFd) -> bool {
-    // The first own fd of a process may be opened at this moment. With such a low number it is one of few.
+pub fn may_take(fd: RawFd) -> bool {
+    // The first own fd of a process may be opened at this moment. With such a low fd it is one of few.
     const LOWEST_OF_THE_FIRST: RawFd = 64;
-    number >= LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST)
+    fd >= LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST)
 }
 
-/// Holds the numbers while one is opened and recorded.
+/// Holds the fds while one is opened and recorded.
 #[cold]
-pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
+pub(in crate::host) fn hold_protected_fds() -> Option<FdsHeld> {
     if !is_protected() {
         return None;
     }
     let me = holder();
-    let (mut turns, mut last) = (0, 0);
+    let (mut backoff, mut last) = (Backoff::new(), 0);
     loop {
         let mut taken = HOLDER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
         if let Err(other) = taken {
@@ -352,7 +345,7 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
                 Some(false) => return None,
                 Some(true) => true,
                 // The other one has left, or waits in the kernel.
-                None => turns >= MOST_TURNS && other == last,
+                None => backoff.waits() >= MOST_WAITS && other == last,
             };
             if is_over {
                 // From now on that one holds nothing.
@@ -360,23 +353,24 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
             }
         }
         if taken.is_ok() {
-            return Some(NumbersHeld(me));
+            return Some(FdsHeld(me));
         }
         // Each other holder has a time of its own.
         let now = taken.err().unwrap_or(0);
-        turns = if now == last { turns + 1 } else { 0 };
-        last = now;
-        wait_a_turn(turns);
+        if now != last {
+            (backoff, last) = (Backoff::new(), now);
+        }
+        backoff.wait();
     }
 }
 
-impl Drop for NumbersHeld {
+impl Drop for FdsHeld {
     fn drop(&mut self) {
         let _ = HOLDER.compare_exchange(self.0, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// The first own number from `first` to `last`, if they are protected.
+/// The first own fd from `first` to `last`, if they are protected.
 #[must_use]
 pub fn next_own(first: u32, last: u32) -> Option<RawFd> {
     match is_protected() {
@@ -385,43 +379,44 @@ pub fn next_own(first: u32, last: u32) -> Option<RawFd> {
     }
 }
 
-/// The numbers from `first` to `last` that have an entry.
+/// The fds from `first` to `last` that have an entry.
 pub(super) fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let lowest = LOWEST.load(Ordering::Relaxed).cast_unsigned();
     let last = last.min((CHUNK * CHUNKS) as u32 - 1);
     let mut next = first.max(lowest);
     std::iter::from_fn(move || {
         while next <= last {
-            let number = next.cast_signed();
-            if place(number).is_none() {
+            let fd = next.cast_signed();
+            if place(fd).is_none() {
                 // Nothing in the whole chunk.
                 next = (next / CHUNK as u32 + 1) * CHUNK as u32;
                 continue;
             }
             next += 1;
-            if entry_at(number).is_some() {
-                return Some(number);
+            if entry_at(fd).is_some() {
+                return Some(fd);
             }
         }
         None
     })
 }
 
-/// Calls `replace`, which puts another file under `number`. An own fd under that number is moved to
-/// another one before. The caller [holds](hold_numbers) the numbers.
+/// Calls `replace`, which puts another file under `fd`. An own fd there is moved to
+/// another fd before. The caller [holds](hold_fds) the fds.
 ///
 /// # Errors
-/// Those of `replace`. `EBUSY`: there is no other number for the own fd, or it is just being closed.
-pub fn replace<R>(number: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-    for turns in 0..MOST_TURNS {
-        let Some(entry) = entry_at(number) else {
+/// Those of `replace`. `EBUSY`: there is no other fd for the own one, or it is just being closed.
+pub fn replace<R>(fd: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+    let mut backoff = Backoff::new();
+    while backoff.waits() < MOST_WAITS {
+        let Some(entry) = entry_at(fd) else {
             return replace();
         };
         let state = entry.state.load(Ordering::SeqCst);
-        if number_in(state) == number && entry.kind() != BRIEF {
-            match duplicate_for(entry, number) {
+        if fd_in(state) == fd && entry.kind() != BRIEF {
+            match duplicate_for(entry, fd) {
                 Ok(moved) if entry.change(state, moved).is_ok() => {
-                    return replace_moved(number, entry, replace);
+                    return replace_moved(fd, entry, replace);
                 }
                 // It was closed, or moved, meanwhile.
                 Ok(moved) => {
@@ -433,14 +428,14 @@ pub fn replace<R>(number: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> 
             }
         }
         // Another thread is in the midst of closing or replacing it.
-        wait_a_turn(turns);
+        backoff.wait();
     }
     Err(Errno::BUSY)
 }
 
-/// Another number for the own fd `number`.
-fn duplicate_for(entry: &'static Entry, number: RawFd) -> Result<RawFd, Errno> {
-    let moved = kernel::duplicate_high(number)?;
+/// Another fd for the own fd `fd`.
+fn duplicate_for(entry: &'static Entry, fd: RawFd) -> Result<RawFd, Errno> {
+    let moved = kernel::duplicate_high(fd)?;
     match record(moved, entry) {
         true => Ok(moved),
         false => {
@@ -450,21 +445,21 @@ fn duplicate_for(entry: &'static Entry, number: RawFd) -> Result<RawFd, Errno> {
     }
 }
 
-/// The own fd of `entry` has another number by now. Calls of the program on the old one wait until it is
+/// The own fd of `entry` has moved by now. Calls of the program on the old one wait until it is
 /// forgotten here.
 fn replace_moved<R>(
-    number: RawFd,
+    fd: RawFd,
     entry: &'static Entry,
     replace: impl FnOnce() -> Result<R, Errno>,
 ) -> Result<R, Errno> {
     if let Some(seal) = entry.seal().filter(|_| entry.kind() == SEAL) {
-        seal.follow_from(number);
+        seal.follow_from(fd);
     }
     let replaced = replace();
     if replaced.is_err() {
-        kernel::close(number);
+        kernel::close(fd);
     }
-    forget(number, entry);
+    forget(fd, entry);
     replaced
 }
 
@@ -477,15 +472,15 @@ pub(in crate::host) fn close_inherited() {
     let mut listed = NONE;
     // A member is known by its set, and a set by its seal: the seals come last.
     for kind in [MEMBER, SET, SEAL] {
-        for number in recorded(0, u32::MAX) {
-            let Some(entry) = entry_at(number) else {
+        for fd in recorded(0, u32::MAX) {
+            let Some(entry) = entry_at(fd) else {
                 continue;
             };
-            if entry.number() != number {
+            if entry.fd() != fd {
                 // A thread was in the midst of closing or moving it.
-                forget(number, entry);
+                forget(fd, entry);
             } else if entry.kind() == kind && !entry.is_needed_in_children() {
-                entry.close_in_child(number, &mut listed);
+                entry.close_in_child(fd, &mut listed);
             }
         }
     }
@@ -504,113 +499,113 @@ impl Entry {
         self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
     }
 
-    /// The number of the set that a member is in.
+    /// The fd of the set that a member is in.
     fn set_of_member(&self) -> RawFd {
         self.under.load(Ordering::SeqCst)
     }
 
-    /// Returns whether its number, of a set, of a member or of a seal, still stands for that. None: for a member only the list
+    /// Returns whether its fd, of a set, of a member or of a seal, still stands for that. None: for a member only the list
     /// in `/proc` shows it.
-    fn is_at(&self, number: RawFd) -> Option<bool> {
+    fn is_at(&self, fd: RawFd) -> Option<bool> {
         if is_protected() {
             return Some(self.kind() == MEMBER || self.seal().is_some());
         }
         match self.kind() {
-            MEMBER => self.is_member_at(number),
-            SEAL => Some(self.seal().is_some_and(|seal| seal.socket.is(number))),
+            MEMBER => self.is_member_at(fd),
+            SEAL => Some(self.seal().is_some_and(|seal| seal.socket.is(fd))),
             _ => Some(
                 self.seal()
-                    .is_some_and(|seal| seal.is_intact() && has_member(number, seal.number())),
+                    .is_some_and(|seal| seal.is_intact() && has_member(fd, seal.fd())),
             ),
         }
     }
 
     /// As [`is_at`](Self::is_at), of a member. The set must not change, as a child asks for its parent's. Another thread may have
-    /// a member at that number at any moment, and one that is there for a moment only makes the number look like the
+    /// a member at that fd at any moment, and one that is there for a moment only makes the fd look like the
     /// library's.
-    fn is_member_at(&self, number: RawFd) -> Option<bool> {
+    fn is_member_at(&self, fd: RawFd) -> Option<bool> {
         let cookie = self.data.load(Ordering::SeqCst);
         if cookie != 0
-            && let Some(is_same) = kernel::has_cookie(number, cookie)
+            && let Some(is_same) = kernel::has_cookie(fd, cookie)
         {
             return Some(is_same);
         }
         let set = self.set_of_member();
-        let is_set = |entry: &&Entry| entry.kind() == SET && entry.number() == set;
+        let is_set = |entry: &&Entry| entry.kind() == SET && entry.fd() == set;
         match entry_at(set)
             .filter(is_set)
             .and_then(|entry| entry.is_at(set))
         {
             // The kernel looks through the set from its first member on.
-            Some(true) => kernel::is_member_of(set, number),
+            Some(true) => kernel::is_member_of(set, fd),
             _ => Some(false),
         }
     }
 
-    /// Ends the use of the number in a child. Where only `/proc` tells of members, that is read once for each set: those of the
+    /// Ends the use of the fd in a child. Where only `/proc` tells of members, that is read once for each set: those of the
     /// set `listed` were closed by then. A file that has its inode with others stays open.
-    fn close_in_child(&'static self, number: RawFd, listed: &mut RawFd) {
+    fn close_in_child(&'static self, fd: RawFd, listed: &mut RawFd) {
         if self.seal().is_none() && self.kind() != MEMBER {
             return;
         }
-        match self.is_at(number) {
-            Some(true) => kernel::close(number),
+        match self.is_at(fd) {
+            Some(true) => kernel::close(fd),
             Some(false) => {}
             None => {
                 let set = self.set_of_member();
                 if std::mem::replace(listed, set) != set {
-                    each_listed(set, |number, inode| {
+                    each_listed(set, |fd, inode| {
                         let is_unknown = |entry: &&Entry| {
                             entry.kind() == MEMBER
                                 && entry.set_of_member() == set
-                                && entry.number() == number
-                                && entry.is_at(number).is_none()
+                                && entry.fd() == fd
+                                && entry.is_at(fd).is_none()
                         };
-                        if let Some(entry) = entry_at(number).filter(is_unknown)
-                            && kernel::unshared_inode(number) == Some(inode)
+                        if let Some(entry) = entry_at(fd).filter(is_unknown)
+                            && kernel::unshared_inode(fd) == Some(inode)
                         {
-                            kernel::close(number);
-                            entry.leave_in_child(number);
+                            kernel::close(fd);
+                            entry.leave_in_child(fd);
                         }
                         true
                     });
                 }
             }
         }
-        self.leave_in_child(number);
+        self.leave_in_child(fd);
     }
 
-    fn leave_in_child(&'static self, number: RawFd) {
-        self.take_if(|known| known == number);
-        forget(number, self);
+    fn leave_in_child(&'static self, fd: RawFd) {
+        self.take_if(|known| known == fd);
+        forget(fd, self);
     }
 }
 
-/// Whether the set `set` has the file `number` as a member. Changes nothing in a set of the library's.
-pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
+/// Whether the set `set` has the file `fd` as a member. Changes nothing in a set of the library's.
+pub(super) fn has_member(set: RawFd, fd: RawFd) -> bool {
     // Asks for no events. An error or a hang-up, which a member may show unasked, is an edge then.
     let nothing = Event::new(Events::ET, 0);
-    match kernel::epoll_ctl_by_number(set, Op::Add, number, &nothing) {
+    match kernel::epoll_ctl_by_fd(set, Op::Add, fd, &nothing) {
         Err(errno) => errno == Errno::EXIST,
         Ok(()) => {
-            let _ = kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default());
+            let _ = kernel::epoll_ctl_by_fd(set, Op::Del, fd, &Event::default());
             false
         }
     }
 }
 
-/// Whether `/proc` lists a member of the set `set` by this number, with the inode of the file that the number stands for.
+/// Whether `/proc` lists a member of the set `set` by this fd, with the inode of the file that the fd stands for.
 /// Changes nothing in the set, and takes no memory. Without `/proc` nothing is listed.
-fn is_listed(set: RawFd, number: RawFd) -> bool {
+fn is_listed(set: RawFd, fd: RawFd) -> bool {
     let mut is_found = false;
     each_listed(set, |listed, inode| {
-        is_found = listed == number && kernel::inode(number) == Some(inode);
+        is_found = listed == fd && kernel::inode(fd) == Some(inode);
         !is_found
     });
     is_found
 }
 
-/// Calls `goes_on` with the number and the inode of each member of the set `set` that `/proc` lists, until it returns false.
+/// Calls `goes_on` with the fd and the inode of each member of the set `set` that `/proc` lists, until it returns false.
 /// Changes nothing in the set, and takes no memory. Apart, so that a child which needs no list takes no stack for it: a fork
 /// may be on the small stack of a signal handler.
 #[inline(never)]
@@ -641,7 +636,7 @@ fn each_listed(set: RawFd, mut goes_on: impl FnMut(RawFd, u64) -> bool) {
             && !is_over
         {
             let line = &buffer[begin..begin + length];
-            is_over = member_in(line).is_some_and(|(number, inode)| !goes_on(number, inode));
+            is_over = member_in(line).is_some_and(|(fd, inode)| !goes_on(fd, inode));
             begin += length + 1;
         }
         buffer.copy_within(begin..filled, 0);
@@ -651,20 +646,20 @@ fn each_listed(set: RawFd, mut goes_on: impl FnMut(RawFd, u64) -> bool) {
     let _ = unsafe { syscall!(SYS_close, file) };
 }
 
-/// The number and the inode of the member that a line about a set in `/proc` is about. Before Linux 4.13 it has no inode.
+/// The fd and the inode of the member that a line about a set in `/proc` is about. Before Linux 4.13 it has no inode.
 fn member_in(line: &[u8]) -> Option<(RawFd, u64)> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
-    let number = words
+    let fd = words
         .next()
         .filter(|&word| word == "tfd:")
         .and(words.next())?;
     let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
-    Some((number.parse().ok()?, u64::from_str_radix(inode, 16).ok()?))
+    Some((fd.parse().ok()?, u64::from_str_radix(inode, 16).ok()?))
 }
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.number().fmt(f)
+        self.fd().fmt(f)
     }
 }
 
@@ -675,24 +670,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_listed_by_its_number_and_file_among_many() {
+    fn a_member_is_listed_by_its_fd_and_file_among_many() {
         let new = || std::io::pipe().unwrap();
         // SAFETY: the call takes no pointers.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let pipes = [(); 40].map(|()| new());
         let members = pipes.each_ref().map(|(reader, _)| reader.as_raw_fd());
-        for number in members {
-            assert!(!is_listed(set, number));
-            kernel::epoll_ctl_by_number(set, Op::Add, number, &Event::default()).unwrap();
+        for fd in members {
+            assert!(!is_listed(set, fd));
+            kernel::epoll_ctl_by_fd(set, Op::Add, fd, &Event::default()).unwrap();
         }
-        assert!(members.iter().all(|&number| is_listed(set, number)));
-        // The file lives on, and its number is another one's.
+        assert!(members.iter().all(|&fd| is_listed(set, fd)));
+        // The file lives on, and its fd is another one's.
         let _lives_on = pipes[7].0.try_clone().unwrap();
         let (other, _writer) = new();
         // SAFETY: both are this test's.
         let replaced = unsafe { libc::dup2(other.as_raw_fd(), members[7]) };
         assert_eq!(replaced, members[7]);
-        let listed = members.map(|number| is_listed(set, number));
+        let listed = members.map(|fd| is_listed(set, fd));
         assert_eq!(listed.iter().filter(|&&is_listed| !is_listed).count(), 1);
         assert!(!listed[7]);
         kernel::close(set);

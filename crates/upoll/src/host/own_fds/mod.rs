@@ -1,7 +1,7 @@
 //! The library's own fds.
 //!
-//! A program may close any fd, and open something else under its number. So the library must never
-//! write to, read, close or sleep on a number without knowing that it still stands for the library's
+//! A program may close any fd, and open something else in its place. So the library must never
+//! write to, read, close or sleep on an fd without knowing that it still stands for the library's
 //! own file.
 //!
 //! # The seal
@@ -16,9 +16,9 @@
 //! Where sets nest, each set that a seal is in is the start of a path up, and the kernel allows 10 to
 //! 500 of them from one file. So a seal is in few sets, and in those of one process.
 //!
-//! # Protected numbers
+//! # Protected fds
 //! A library that sees each close (`upoll-preload`) calls [`protect`] and keeps the program from these
-//! numbers ([`is_own`]). Then the checks are left out. Otherwise each use of a set's number begins with
+//! fds ([`is_own`]). Then the checks are left out. Otherwise each use of a set's fd begins with
 //! one (`OwnFd::call`).
 
 mod entries;
@@ -29,30 +29,28 @@ use std::ptr;
 
 #[cfg(not(upoll_loom))]
 pub(super) use self::entries::close_inherited;
-pub(super) use self::entries::hold_protected_numbers;
+pub(super) use self::entries::hold_protected_fds;
 pub(super) use self::entries::is_set_or_seal;
 use self::entries::{
-    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record, wait_a_turn,
+    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
 };
-pub use self::entries::{
-    NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
-};
+pub use self::entries::{FdsHeld, hold_fds, is_own, may_be_own, may_take, next_own, replace};
 use self::seal::Seal;
 use super::kernel;
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::memory::SharedBox;
-use crate::sync::{AtomicBool, AtomicU32, Ordering, statics};
+use crate::sync::{AtomicBool, AtomicU32, Backoff, Ordering, statics};
 
-/// How long a check of a seal's number is good for, except where a file is closed or a wake sent. A use of
-/// a set's number in between meets a file of the program's only if that is a set, and has what is under the
-/// seal's number as a member.
+/// How long a check of a seal's fd is good for, except where a file is closed or a wake sent. A use of
+/// a set's fd in between meets a file of the program's only if that is a set, and has what is under the
+/// seal's fd as a member.
 const FRESH_MS: u32 = 10;
 
 /// How long a thread sleeps in the kernel at most before it checks its own fds and looks at
-/// user-level objects, unless the numbers are protected. A sleeping thread holds the files, so it
-/// cannot notice that their numbers were closed, and wakes cannot reach it any more.
+/// user-level objects, unless the fds are protected. A sleeping thread holds the files, so it
+/// cannot notice that their fds were closed, and wakes cannot reach it any more.
 const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -60,13 +58,13 @@ const LONGEST_SLEEP: libc::timespec = libc::timespec {
 
 /// How long a new set waits for a check of another thread, which is two system calls. A signal handler waits in vain for the
 /// thread that it has interrupted.
-const TURNS_OF_A_CHECK: u32 = 150;
+const WAITS_FOR_A_CHECK: u32 = 150;
 
 statics! {
     static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
 }
 
-/// Declares that the program cannot reach the library's own numbers from now on. They are taken from
+/// Declares that the program cannot reach the library's own fds from now on. They are taken from
 /// the top of the limit then.
 pub fn protect() {
     IS_PROTECTED.store(true, Ordering::Relaxed);
@@ -167,13 +165,13 @@ impl LastCheck {
     }
 }
 
-/// The lowest number to ask the kernel for, and lower ones to try if all above it are taken.
+/// The lowest fd to ask the kernel for, and lower ones to try if all above it are taken.
 ///
-/// Without protection the numbers are above those that most programs get, but low enough for a
+/// Without protection the fds are above those that most programs get, but low enough for a
 /// `select` that a wake fd is part of to need no memory. With it they are at the top of the limit, or of
-/// 1024: the kernel's table of fds grows with the highest number, and each fork copies it.
-pub(super) fn first_numbers() -> impl Iterator<Item = libc::rlim_t> {
-    let most = kernel::most_numbers();
+/// 1024: the kernel's table of fds grows with the highest fd, and each fork copies it.
+pub(super) fn first_fds() -> impl Iterator<Item = libc::rlim_t> {
+    let most = kernel::most_fds();
     let (first, others) = match is_protected() {
         true => {
             let top = most.min(1024);
@@ -188,7 +186,7 @@ pub(super) fn first_numbers() -> impl Iterator<Item = libc::rlim_t> {
     std::iter::once(first).chain(others)
 }
 
-/// An open file of the library's own, under a number that the program may close or replace.
+/// An open file of the library's own, under an fd that the program may close or replace.
 #[derive(Debug)]
 pub(crate) struct OwnFd {
     entry: &'static Entry,
@@ -199,14 +197,14 @@ pub(crate) struct OwnFd {
     identity: AtomicU32,
 }
 
-/// The evidence that the number still stands for the file.
+/// The evidence that the fd still stands for the file.
 #[derive(Debug)]
 enum Proof {
     /// It is closed by the very call that opened it.
     Brief,
     /// A kernel set that has the seal of its entry in it.
     Sealed,
-    /// Another number of a seal.
+    /// Another fd of a seal.
     Seal(&'static Seal),
     /// A member of this sealed set.
     MemberOf(SharedBox<OwnFd>),
@@ -215,33 +213,33 @@ enum Proof {
 impl AsRawFd for OwnFd {
     #[inline]
     fn as_raw_fd(&self) -> RawFd {
-        self.entry.number()
+        self.entry.fd()
     }
 }
 
 impl AsFd for OwnFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the number was the library's own; each user checks that it still is.
+        // SAFETY: the fd was the library's own; each user checks that it still is.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
 
 impl OwnFd {
-    /// Takes over a number that was just opened.
+    /// Takes over an fd that was just opened.
     ///
     /// # Errors
-    /// `EMFILE`: it is too high a number, or there is no memory to record it. `ENOMEM`.
-    pub(super) fn brief(number: RawFd) -> Result<Self, Errno> {
+    /// `EMFILE`: the fd is too high, or there is no memory to record it. `ENOMEM`.
+    pub(super) fn brief(fd: RawFd) -> Result<Self, Errno> {
         let entry = match Entry::take() {
             Ok(entry) => entry,
             Err(errno) => {
-                kernel::close(number);
+                kernel::close(fd);
                 return Err(errno);
             }
         };
-        entry.begin(number);
-        if !record(number, entry) {
-            kernel::close(number);
+        entry.begin(fd);
+        if !record(fd, entry) {
+            kernel::close(fd);
             return Err(Errno::MFILE);
         }
         Ok(OwnFd {
@@ -273,25 +271,26 @@ impl OwnFd {
                     break;
                 }
             };
-            // Published, now look: a thread that moves the seal looks for sets after it has changed the number.
+            // Published, now look: a thread that moves the seal looks for sets after it has changed the fd.
             entry
                 .seal
                 .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
-            let under = seal.number();
+            let under = seal.fd();
             entry.under.store(under, Ordering::SeqCst);
             let change = |op, under| {
-                set.try_call(|set| kernel::epoll_ctl_by_number(set, op, under, &Event::default()))
+                set.try_call(|set| kernel::epoll_ctl_by_fd(set, op, under, &Event::default()))
             };
             let mut added = change(Op::Add, under);
-            // Another thread may check a lost set of that number at this moment, and takes the seal out again.
-            for turns in 0..TURNS_OF_A_CHECK {
+            // Another thread may check a lost set of that fd at this moment, and takes the seal out again.
+            let mut backoff = Backoff::new();
+            while backoff.waits() < WAITS_FOR_A_CHECK {
                 if added != Err(Errno::EXIST) || is_adopted || is_protected() {
                     break;
                 }
-                wait_a_turn(turns);
+                backoff.wait();
                 added = change(Op::Add, under);
             }
-            if is_protected() && seal.number() != under {
+            if is_protected() && seal.fd() != under {
                 // The seal was moved meanwhile, and `under` may mean a file of the program's.
                 let _ = change(Op::Del, under);
                 set.change_seal(&Event::default());
@@ -329,19 +328,19 @@ impl OwnFd {
         Ok(file)
     }
 
-    /// Another number of the file that `number` stands for, known from now on as a member of `set`. A child of a fork closes
+    /// Another fd of the file that `fd` stands for, known from now on as a member of `set`. A child of a fork closes
     /// both, and [`close`](Self::close) takes the file out of the set.
     ///
     /// # Errors
-    /// As [`member_of`](Self::member_of). `EBADF`: `number` is not open. `EMFILE`: there is no other number. `EPERM`: the file
+    /// As [`member_of`](Self::member_of). `EBADF`: `fd` is not open. `EMFILE`: there is no other fd. `EPERM`: the file
     /// cannot be polled. `ELOOP`, `EINVAL`: it is a kernel set that is nested too deep.
     #[cfg(not(upoll_loom))]
-    pub(super) fn awaited_in(set: &SharedBox<OwnFd>, number: RawFd) -> Result<Self, Errno> {
+    pub(super) fn awaited_in(set: &SharedBox<OwnFd>, fd: RawFd) -> Result<Self, Errno> {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
-        let mut file = kernel::duplicate(number)?;
+        let mut file = kernel::duplicate(fd)?;
         let under = set.as_raw_fd();
-        // A member by a number that was new is left over from an own fd that the program has closed. That one has lost its number
+        // A member by an fd that was new is left over from an own fd that the program has closed. That one has lost its fd
         // here, so nobody takes the member out of the set.
         super::exists(kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing))?;
         file.proof = Proof::MemberOf(SharedBox::clone(set));
@@ -360,16 +359,16 @@ impl OwnFd {
         }
     }
 
-    /// Another number of the seal: a file that is never readable.
+    /// Another fd of the seal: a file that is never readable.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: there is none.
     pub(crate) fn idle() -> Result<Self, Errno> {
         for _ in 0..3 {
             let seal = Seal::take()?;
-            // The number is of no set.
+            // The fd is of no set.
             seal.leave();
-            let mut fd = kernel::duplicate(seal.number())?;
+            let mut fd = kernel::duplicate(seal.fd())?;
             if seal.socket.is(fd.as_raw_fd()) {
                 fd.proof = Proof::Seal(seal);
                 return Ok(fd);
@@ -379,12 +378,12 @@ impl OwnFd {
         Err(Errno::MFILE)
     }
 
-    /// Whether the number still stands for the file. Takes system calls.
+    /// Whether the fd still stands for the file. Takes system calls.
     #[cold]
     pub(crate) fn is_intact(&self) -> bool {
         let is_intact = self.is_intact_with(Seal::is_intact);
         if is_intact && self.is_found_lost() {
-            // A check has met the number as the file was put in the place of the lost one.
+            // A check has met the fd as the file was put in the place of the lost one.
             self.is_lost.store(false, Ordering::Release);
         }
         is_intact
@@ -401,11 +400,11 @@ impl OwnFd {
     fn is_intact_with(&self, is_seal_intact: impl FnOnce(&Seal) -> bool) -> bool {
         let is_intact = match &self.proof {
             Proof::Brief => true,
-            _ if !self.has_number() => false,
+            _ if !self.has_fd() => false,
             _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
-            // Once more: a set that has come to the number meanwhile may have the same seal.
+            // Once more: a set that has come to the fd meanwhile may have the same seal.
             Proof::Sealed => {
-                self.seal().is_some_and(is_seal_intact) && self.has_seal() && self.has_number()
+                self.seal().is_some_and(is_seal_intact) && self.has_seal() && self.has_fd()
             }
             Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
             Proof::MemberOf(set) => {
@@ -425,7 +424,7 @@ impl OwnFd {
         LOSSES.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns whether a use failed since the number was lost, and records that.
+    /// Returns whether a use failed since the fd was lost, and records that.
     #[cold]
     pub(crate) fn is_lost_after_failure(&self) -> bool {
         let is_lost = match is_protected() {
@@ -439,24 +438,24 @@ impl OwnFd {
     }
 
     /// Returns which of all sealed sets that were made this is now, never 0 before there were 2³² of them. The
-    /// successor of a lost one may have its number, but is another set. To be read before the number.
+    /// successor of a lost one may have its fd, but is another set. To be read before the fd.
     #[inline]
     pub(super) fn identity(&self) -> u32 {
         self.identity.load(Ordering::Acquire)
     }
 
     /// Returns whether a use or a check has failed since the file was last put there. Takes no system call. If not, a use that
-    /// comes next has the number of that file.
+    /// comes next has the fd of that file.
     #[inline]
     pub(crate) fn is_found_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// Makes a system call with the number, and once more if it fails and the fd has another number by
+    /// Makes a system call with the fd, and once more if it fails and the own fd has moved by
     /// then.
     ///
     /// # Errors
-    /// Any error of the call. `EBADF`: the number was lost.
+    /// Any error of the call. `EBADF`: the fd was lost.
     #[inline]
     pub(super) fn call<R>(&self, call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
         match is_protected() || self.is_in_place() {
@@ -465,50 +464,48 @@ impl OwnFd {
         }
     }
 
-    /// As [`call`](Self::call), of a number that is known to be in place.
+    /// As [`call`](Self::call), of an fd that is known to be in place.
     #[inline]
     pub(super) fn try_call<R>(
         &self,
         mut call: impl FnMut(RawFd) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         loop {
-            let number = self.as_raw_fd();
-            let result = call(number);
-            if !matches!(&result, Err(errno) if *errno != Errno::INTR)
-                || !self.has_moved_from(number)
-            {
+            let fd = self.as_raw_fd();
+            let result = call(fd);
+            if !matches!(&result, Err(errno) if *errno != Errno::INTR) || !self.has_moved_from(fd) {
                 return result;
             }
         }
     }
 
-    /// Returns whether the fd had the number `before` and has another one now.
+    /// Returns whether the own fd has moved away from `before`.
     #[cold]
     fn has_moved_from(&self, before: RawFd) -> bool {
-        let number = self.as_raw_fd();
-        is_protected() && number != before && number != NONE
+        let fd = self.as_raw_fd();
+        is_protected() && fd != before && fd != NONE
     }
 
     fn has_seal(&self) -> bool {
         self.seal()
-            .is_some_and(|seal| has_member(self.as_raw_fd(), seal.number()))
+            .is_some_and(|seal| has_member(self.as_raw_fd(), seal.fd()))
     }
 
-    /// Returns whether `number` may stand for the same kernel set: it has the seal of this one in it, or the seal is lost and
+    /// Returns whether `fd` may stand for the same kernel set: it has the seal of this one in it, or the seal is lost and
     /// shows nothing. Takes system calls.
-    pub(super) fn may_be_at(&self, number: RawFd) -> bool {
+    pub(super) fn may_be_at(&self, fd: RawFd) -> bool {
         self.seal()
-            .is_none_or(|seal| !seal.is_intact() || has_member(number, seal.number()))
+            .is_none_or(|seal| !seal.is_intact() || has_member(fd, seal.fd()))
     }
 
-    /// Whether the number has not come to be that of another own fd, after the program closed it.
+    /// Whether the fd has not become that of another own fd, after the program closed it.
     #[inline]
-    fn has_number(&self) -> bool {
+    fn has_fd(&self) -> bool {
         loop {
-            let number = self.as_raw_fd();
-            let has_it = entry_at(number).is_some_and(|entry| ptr::eq(entry, self.entry));
+            let fd = self.as_raw_fd();
+            let has_it = entry_at(fd).is_some_and(|entry| ptr::eq(entry, self.entry));
             // The fd may have been moved between the two looks.
-            if has_it || self.as_raw_fd() == number {
+            if has_it || self.as_raw_fd() == fd {
                 return has_it;
             }
         }
@@ -521,8 +518,8 @@ impl OwnFd {
         }
     }
 
-    /// The number under which the seal is a member, for callers that list members.
-    pub(super) fn number_of_seal(&self) -> Option<RawFd> {
+    /// The fd under which the seal is a member, for callers that list members.
+    pub(super) fn fd_of_seal(&self) -> Option<RawFd> {
         self.seal()
             .map(|_| self.entry.under.load(Ordering::Relaxed))
     }
@@ -538,29 +535,29 @@ impl OwnFd {
         while let Some(seal) = self.seal() {
             let set = self.as_raw_fd();
             let under = entry.under.load(Ordering::SeqCst);
-            let number = seal.number();
-            if !(is_protected() || self.has_number() && seal.socket.is(number)) {
+            let fd = seal.fd();
+            if !(is_protected() || self.has_fd() && seal.socket.is(fd)) {
                 break;
             }
-            // It was made anew since, and another set with this seal may have its old number.
+            // It was made anew since, and another set with this seal may have its old fd.
             if self.as_raw_fd() != set {
                 continue;
             }
-            // Only protected numbers move. Under its old one the seal cannot be named any more. A number that
+            // Only protected fds move. Under its old one the seal cannot be named any more. An fd that
             // is not protected differs while the set is made anew: `set` may be a set of the program's then.
-            let op = match number == under || !is_protected() {
+            let op = match fd == under || !is_protected() {
                 true => Op::Mod,
                 false => Op::Add,
             };
-            let changed = kernel::epoll_ctl_by_number(set, op, number, interest);
+            let changed = kernel::epoll_ctl_by_fd(set, op, fd, interest);
             if op == Op::Add && matches!(changed, Ok(()) | Err(Errno::EXIST)) {
-                entry.under.store(number, Ordering::SeqCst);
+                entry.under.store(fd, Ordering::SeqCst);
             }
             if changed.is_ok() {
                 return true;
             }
             let now = (self.as_raw_fd(), entry.under.load(Ordering::SeqCst));
-            if now == (set, under) && seal.number() == number {
+            if now == (set, under) && seal.fd() == fd {
                 break;
             }
         }
@@ -568,16 +565,15 @@ impl OwnFd {
         false
     }
 
-    /// Takes the file out of the set that it is a member of. Returns whether the number still stands for it: else the kernel
+    /// Takes the file out of the set that it is a member of. Returns whether the fd still stands for it: else the kernel
     /// finds no such member.
     fn leaves(&self, set: &OwnFd) -> bool {
-        let number = self.as_raw_fd();
-        let left =
-            set.call(|set| kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default()));
-        self.has_number() && (left.is_ok() || is_protected())
+        let fd = self.as_raw_fd();
+        let left = set.call(|set| kernel::epoll_ctl_by_fd(set, Op::Del, fd, &Event::default()));
+        self.has_fd() && (left.is_ok() || is_protected())
     }
 
-    /// Closes the file, if the number still stands for it. Uses that come later find it lost.
+    /// Closes the file, if the fd still stands for it. Uses that come later find it lost.
     pub(super) fn close(&self) {
         if self.as_raw_fd() == NONE && self.entry.seal().is_none() {
             // Closed before: that is no loss.
@@ -591,14 +587,14 @@ impl OwnFd {
             self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
             seal.leave();
         }
-        // A thread that moves the fd at this moment closes its own number, as the state has
-        // changed. A thread that replaces the file waits until the number is forgotten.
-        let number = self.entry.take_if(|_| true);
-        if is_intact && let Some(number) = number {
-            kernel::close(number);
+        // A thread that moves the fd at this moment closes its own fd, as the state has
+        // changed. A thread that replaces the file waits until the fd is forgotten.
+        let fd = self.entry.take_if(|_| true);
+        if is_intact && let Some(fd) = fd {
+            kernel::close(fd);
         }
-        if let Some(number) = number {
-            forget(number, self.entry);
+        if let Some(fd) = fd {
+            forget(fd, self.entry);
         }
     }
 }
@@ -610,8 +606,8 @@ impl OwnFd {
             return;
         };
         let (old, new) = (self.entry, anew.entry);
-        let lost = old.number();
-        let number = new.number();
+        let lost = old.fd();
+        let fd = new.fd();
         let old_seal = old.seal();
         old.seal
             .store(new.seal.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -620,16 +616,16 @@ impl OwnFd {
         }
         old.under
             .store(new.under.load(Ordering::SeqCst), Ordering::SeqCst);
-        record(number, old);
+        record(fd, old);
         let mut state = old.state.load(Ordering::SeqCst);
-        while let Err(now) = old.change(state, number) {
+        while let Err(now) = old.change(state, fd) {
             state = now;
         }
         let identity = anew.identity.load(Ordering::Relaxed);
         self.identity.store(identity, Ordering::Release);
         forget(lost, old);
         self.is_lost.store(false, Ordering::Release);
-        // The number is this one's now.
+        // The fd is this one's now.
         new.take_if(|_| true);
         give_back(new);
         std::mem::forget(anew);
@@ -643,18 +639,18 @@ impl Drop for OwnFd {
     }
 }
 
-/// The number of a file of an embedder's that the program cannot reach, as the library's own. It stays open
+/// The fd of a file of an embedder's that the program cannot reach, as the library's own. It stays open
 /// in children of forks.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptFile(&'static Entry);
 
 impl KeptFile {
-    /// A number for the file that `number` stands for.
+    /// An fd for the file that `fd` stands for.
     ///
     /// # Errors
-    /// `EBADF`: it is not open. `EMFILE`: there is no other number.
-    pub fn of(number: RawFd) -> Result<Self, Errno> {
-        let fd = kernel::duplicate(number)?;
+    /// `EBADF`: it is not open. `EMFILE`: there is no other fd.
+    pub fn of(fd: RawFd) -> Result<Self, Errno> {
+        let fd = kernel::duplicate(fd)?;
         fd.entry.kind.store(KEPT, Ordering::Release);
         let kept = KeptFile(fd.entry);
         // It stays open.
@@ -662,14 +658,14 @@ impl KeptFile {
         Ok(kept)
     }
 
-    /// The number that it has now.
+    /// The fd that it has now.
     #[must_use]
-    pub fn number(self) -> RawFd {
-        self.0.number()
+    pub fn fd(self) -> RawFd {
+        self.0.fd()
     }
 }
 
-/// A file that is always writable, under a number of the library's own.
+/// A file that is always writable, under an own fd.
 #[derive(Debug)]
 pub struct AlwaysWritable(OwnFd);
 

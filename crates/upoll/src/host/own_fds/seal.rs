@@ -21,9 +21,9 @@ pub(super) struct Seal {
     sets: AtomicU32,
     /// The process that made it: a child makes its own.
     generation: u32,
-    /// The program has closed its number.
+    /// The program has closed its fd.
     is_lost: AtomicBool,
-    /// When its number last stood for it, in milliseconds.
+    /// When its fd last stood for it, in milliseconds.
     checked: AtomicU32,
     /// The one made before.
     next: Option<&'static Seal>,
@@ -117,13 +117,13 @@ impl Seal {
         self.sets.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn number(&self) -> RawFd {
-        self.entry.number()
+    pub(super) fn fd(&self) -> RawFd {
+        self.entry.fd()
     }
 
     pub(super) fn is_intact(&self) -> bool {
-        let number = self.number();
-        number >= 0 && (is_protected() || self.socket.is(number))
+        let fd = self.fd();
+        fd >= 0 && (is_protected() || self.socket.is(fd))
     }
 
     /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
@@ -140,23 +140,23 @@ impl Seal {
         is_intact
     }
 
-    /// Registers the seal under its new number in the sets that it is in, and deletes the
+    /// Registers the seal under its new fd in the sets that it is in, and deletes the
     /// registration under `old`. That must be done while `old` is still open: a later wakeup would
     /// keep a set readable for ever.
     pub(super) fn follow_from(&'static self, old: RawFd) {
-        let number = self.number();
+        let fd = self.fd();
         let is_in = |entry: &&Entry| {
             entry.kind() != SEAL && ptr::eq(entry.seal.load(Ordering::SeqCst), self)
         };
         for entry in recorded(0, u32::MAX).filter_map(entry_at).filter(is_in) {
-            let set = entry.number();
-            let _ = kernel::epoll_ctl_by_number(set, Op::Del, old, &Event::default());
+            let set = entry.fd();
+            let _ = kernel::epoll_ctl_by_fd(set, Op::Del, old, &Event::default());
             // A wakeup that is among it may not have been taken.
             let events = Events::from_bits_retain(entry.asked.load(Ordering::SeqCst));
             let interest = Event::new(events, entry.data.load(Ordering::SeqCst));
             // Another thread that wakes or quiets the set may have been faster.
-            let _ = kernel::epoll_ctl_by_number(set, Op::Add, number, &interest);
-            entry.under.store(number, Ordering::SeqCst);
+            let _ = kernel::epoll_ctl_by_fd(set, Op::Add, fd, &interest);
+            entry.under.store(fd, Ordering::SeqCst);
         }
     }
 

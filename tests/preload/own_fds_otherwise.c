@@ -1,5 +1,5 @@
 /* Own fds of the library are closed fds for the program in every way to make a call: system calls by
- * their number, other names of the C library's functions, ranges, and copies onto their numbers. */
+ * their number, other names of the C library's functions, ranges, and copies onto them. */
 #include "../c/check.h"
 #include <dirent.h>
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_s
 int __poll_chk(struct pollfd *, nfds_t, int, size_t);
 ssize_t __read_chk(int, void *, size_t, size_t), __recv_chk(int, void *, size_t, size_t, int);
 
-static int set, counter, ends[2], free_number;
+static int set, counter, ends[2], free_fd;
 
 static void by_number(int fd)
 {
@@ -33,7 +33,7 @@ static void by_number(int fd)
 	FAILS(syscall(SYS_readv, fd, &part, 1), EBADF);
 	FAILS(syscall(SYS_writev, fd, &part, 1), EBADF);
 	FAILS(syscall(SYS_dup, fd), EBADF);
-	FAILS(syscall(SYS_dup3, fd, free_number, O_CLOEXEC), EBADF);
+	FAILS(syscall(SYS_dup3, fd, free_fd, O_CLOEXEC), EBADF);
 	FAILS(syscall(SYS_fcntl, fd, F_GETFD), EBADF);
 	FAILS(syscall(SYS_fcntl, fd, F_SETFD, 0), EBADF);
 	FAILS(syscall(SYS_fcntl, fd, F_DUPFD, 0), EBADF);
@@ -60,7 +60,7 @@ static void by_number(int fd)
 	FAILS(syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, bytes, 4), EBADF);
 	CHECK(syscall(SYS_close_range, fd, fd, 0) == 0);
 #ifdef __x86_64__
-	FAILS(syscall(SYS_dup2, fd, free_number), EBADF);
+	FAILS(syscall(SYS_dup2, fd, free_fd), EBADF);
 	FAILS(syscall(SYS_dup2, fd, fd), EBADF);
 	FAILS(syscall(SYS_epoll_wait, fd, &event, 1, 0), EBADF);
 	CHECK(syscall(SYS_poll, &entry, 1, 0) == 1 && entry.revents == POLLNVAL);
@@ -83,7 +83,7 @@ static void by_other_names(int fd)
 	fd_set asked;
 
 	FAILS(__close(fd), EBADF);
-	FAILS(__dup2(fd, free_number), EBADF);
+	FAILS(__dup2(fd, free_fd), EBADF);
 	FAILS(__read(fd, &value, 8), EBADF);
 	FAILS(__write(fd, &value, 8), EBADF);
 	FAILS(__send(fd, &value, 8, MSG_DONTWAIT), EBADF);
@@ -164,7 +164,7 @@ int main(void)
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
 	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(set, ends[0], EPOLLIN, 2) == 0);
 	still_works();
-	free_number = 500;
+	free_fd = 500;
 	found = find(own, 256);
 	CHECK((found > 0) == (preloaded != NULL && strstr(preloaded, "libupoll_preload") != NULL &&
 			      (kinds == NULL || strcmp(kinds, "none") != 0)));
@@ -176,7 +176,7 @@ int main(void)
 	}
 	still_works();
 
-	/* The program takes each of these numbers, in each way, and keeps it. */
+	/* The program takes each of these fds, in each way, and keeps it. */
 	file = open("/dev/zero", O_RDWR);
 	CHECK(file >= 0 && fstat(file, &was) == 0);
 	for (at = 0; at < found; at++) {

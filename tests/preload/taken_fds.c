@@ -6,10 +6,10 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { FIRST = 880, NUMBERS = 1024 };
+enum { FIRST = 880, FDS = 1024 };
 
 static atomic_int is_over;
-static int limit = NUMBERS;
+static int limit = FDS;
 
 static void *write_later(void *counter)
 {
@@ -113,7 +113,7 @@ int main(void)
 
 	alarm(100);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limits) == 0);
-	if (limits.rlim_cur < NUMBERS)
+	if (limits.rlim_cur < FDS)
 		limit = (int)limits.rlim_cur;
 	if (limit < FIRST + 100)
 		return 77;

@@ -1,4 +1,4 @@
-//! The library's own fds (`src/host/own_fds`), while the program closes their numbers or opens
+//! The library's own fds (`src/host/own_fds`), while the program closes them or opens
 //! files of its own there. Under the preload an own fd is moved away first. Elsewhere the library
 //! finds it lost, and makes a new one.
 
@@ -14,35 +14,35 @@ use upoll::{Epoll, Errno, EventFd, Op, OwnSet};
 use super::sleeping::{FOREVER, wait};
 use super::{IN, harness, model};
 
-/// Own fds have this number or a higher one.
+/// Own fds begin here.
 const FIRST: RawFd = 24;
 
 /// The fds of a set and of its seal, which are the first that the library opens.
 const SET: RawFd = FIRST;
 const SEAL: RawFd = FIRST + 1;
 
-fn own_numbers() -> Vec<RawFd> {
-    let mut numbers = program::open_numbers();
-    numbers.retain(|&number| number >= FIRST);
-    numbers
+fn open_own_fds() -> Vec<RawFd> {
+    let mut fds = program::open_fds();
+    fds.retain(|&fd| fd >= FIRST);
+    fds
 }
 
 /// Calls `dup2(2)` like the preload.
 fn dup2(old: RawFd, new: RawFd) -> Result<(), Errno> {
-    let held = own_fds::hold_numbers(new);
+    let held = own_fds::hold_fds(new);
     if !own_fds::is_own(new) {
         return program::dup2(old, new);
     }
     drop(held);
-    let _held = own_fds::hold_numbers(new);
+    let _held = own_fds::hold_fds(new);
     own_fds::replace(new, || program::dup2(old, new))
 }
 
 /// Calls `close(2)` like the preload.
-fn close(number: RawFd) -> Result<(), Errno> {
-    match own_fds::is_own(number) {
+fn close(fd: RawFd) -> Result<(), Errno> {
+    match own_fds::is_own(fd) {
         true => Err(Errno::BADF),
-        false => program::close(number),
+        false => program::close(fd),
     }
 }
 
@@ -54,16 +54,16 @@ impl Precious {
         Precious(program::epoll_create().unwrap())
     }
 
-    /// Checks that the number still stands for the file, and that nothing was added to it.
-    fn is_left_alone(&self, number: RawFd) {
-        // Adding a set to itself fails with `EINVAL`, whatever number it has.
-        let added = program::epoll_ctl(number, Op::Add, self.0, IN);
-        assert_eq!(added, Err(Errno::INVAL), "the number means another file");
-        assert_eq!(program::number_of_members(number), Ok(0));
+    /// Checks that the fd still stands for the file, and that nothing was added to it.
+    fn is_left_alone(&self, fd: RawFd) {
+        // Adding a set to itself fails with `EINVAL`, whatever its fd is.
+        let added = program::epoll_ctl(fd, Op::Add, self.0, IN);
+        assert_eq!(added, Err(Errno::INVAL), "the fd stands for another file");
+        assert_eq!(program::number_of_members(fd), Ok(0));
     }
 }
 
-/// Runs `body` while the program puts a file at the number of the set or of the seal, and then
+/// Runs `body` while the program puts a file at the fd of the set or of the seal, and then
 /// `after`.
 fn beside_a_move<T: Send + 'static>(
     preemptions: usize,
@@ -73,7 +73,7 @@ fn beside_a_move<T: Send + 'static>(
     for taken in [SET, SEAL] {
         model(preemptions, move || {
             let set = Arc::new(OwnSet::new());
-            assert_eq!(own_numbers(), [SET, SEAL]);
+            assert_eq!(open_own_fds(), [SET, SEAL]);
             let used = set.clone();
             let using = thread::spawn(move || body(&used));
             let precious = Precious::new();
@@ -88,23 +88,21 @@ fn beside_a_move<T: Send + 'static>(
     }
 }
 
-/// Checks that the set has one member: the seal, under one number.
+/// Checks that the set has one member: the seal, under one fd.
 fn has_one_member(set: &OwnSet) {
-    assert_eq!(program::number_of_members(set.number()), Ok(1));
+    assert_eq!(program::number_of_members(set.fd()), Ok(1));
 }
 
 /// Closes the set, and checks that the seal is the only own fd that is left.
 fn nothing_is_left(set: OwnSet) {
     drop(set);
-    let left = own_numbers()
-        .into_iter()
-        .filter(|&number| own_fds::is_own(number));
+    let left = open_own_fds().into_iter().filter(|&fd| own_fds::is_own(fd));
     assert_eq!(left.count(), 1);
-    assert_eq!(own_numbers().len(), 2);
+    assert_eq!(open_own_fds().len(), 2);
 }
 
 #[test]
-fn a_wake_arrives_though_a_number_is_taken_meanwhile() {
+fn a_wake_arrives_though_an_fd_is_taken_meanwhile() {
     beside_a_move(
         3,
         |set| assert!(set.ring()),
@@ -121,7 +119,7 @@ fn a_wake_arrives_though_a_number_is_taken_meanwhile() {
 }
 
 #[test]
-fn a_wake_that_is_taken_back_is_gone_though_a_number_is_taken_meanwhile() {
+fn a_wake_that_is_taken_back_is_gone_though_an_fd_is_taken_meanwhile() {
     beside_a_move(
         3,
         |set| {
@@ -150,7 +148,7 @@ fn a_set_that_is_made_while_the_seal_moves_can_be_woken_in() {
                 assert!(set.hear());
                 assert!(!set.hear());
                 // The program's file was not added in the place of the seal.
-                let left = program::epoll_ctl(set.number(), Op::Del, SEAL, IN);
+                let left = program::epoll_ctl(set.fd(), Op::Del, SEAL, IN);
                 assert!(own_fds::is_own(SEAL) || left == Err(Errno::NOENT));
             }
             drop(second);
@@ -159,14 +157,14 @@ fn a_set_that_is_made_while_the_seal_moves_can_be_woken_in() {
     );
 }
 
-/// The program puts a file at a free number, where the library just opens an own fd. The file stays, and the library's
+/// The program puts a file at a free fd, where the library just opens an own fd. The file stays, and the library's
 /// fd is elsewhere.
 #[test]
-fn a_number_that_is_taken_while_an_own_fd_is_opened_there_is_the_programs() {
+fn an_fd_that_is_taken_while_an_own_fd_is_opened_there_is_the_programs() {
     const FREE: RawFd = SEAL + 1;
     model(3, || {
         let first = OwnSet::new();
-        assert_eq!(own_numbers(), [SET, SEAL]);
+        assert_eq!(open_own_fds(), [SET, SEAL]);
         let making = thread::spawn(OwnSet::new);
         let precious = Precious::new();
         assert_eq!(dup2(precious.0, FREE), Ok(()));
@@ -179,10 +177,10 @@ fn a_number_that_is_taken_while_an_own_fd_is_opened_there_is_the_programs() {
     });
 }
 
-/// A set is closed while the program takes one of the two numbers. The program's file stays open,
+/// A set is closed while the program takes one of the two fds. The program's file stays open,
 /// and no own fd is left.
 #[test]
-fn a_set_that_is_closed_while_its_number_is_taken_closes_its_own_file_alone() {
+fn a_set_that_is_closed_while_its_fd_is_taken_closes_its_own_file_alone() {
     for taken in [SET, SEAL] {
         model(3, move || {
             let set = OwnSet::new();
@@ -191,17 +189,17 @@ fn a_set_that_is_closed_while_its_number_is_taken_closes_its_own_file_alone() {
             assert_eq!(dup2(precious.0, taken), Ok(()));
             closing.join().unwrap();
             precious.is_left_alone(taken);
-            let mut left = own_numbers();
-            left.retain(|&number| number != taken);
+            let mut left = open_own_fds();
+            left.retain(|&fd| fd != taken);
             assert_eq!(left.len(), 1, "{left:?}");
             assert!(own_fds::is_own(left[0]));
         });
     }
 }
 
-/// Two threads of the program put a file at the same number, and one of them closes it again.
+/// Two threads of the program put a file at the same fd, and one of them closes it again.
 #[test]
-fn two_threads_that_take_one_number_leave_the_set_as_it_is() {
+fn two_threads_that_take_one_fd_leave_the_set_as_it_is() {
     for taken in [SET, SEAL] {
         model(2, move || {
             let set = OwnSet::new();
@@ -216,7 +214,7 @@ fn two_threads_that_take_one_number_leave_the_set_as_it_is() {
             assert!(set.hear());
             drop(set);
             assert_eq!(
-                own_numbers()
+                open_own_fds()
                     .iter()
                     .filter(|&&own| own_fds::is_own(own))
                     .count(),
@@ -226,9 +224,9 @@ fn two_threads_that_take_one_number_leave_the_set_as_it_is() {
     }
 }
 
-/// A thread sleeps in a set with a kernel fd, another one writes, and the program takes a number.
+/// A thread sleeps in a set with a kernel fd, another one writes, and the program takes an fd.
 #[test]
-fn a_thread_asleep_is_woken_though_a_number_is_taken_meanwhile() {
+fn a_thread_asleep_is_woken_though_an_fd_is_taken_meanwhile() {
     for taken in [SET, SEAL] {
         model(1, move || {
             let source = Source::new();
@@ -238,11 +236,11 @@ fn a_thread_asleep_is_woken_though_a_number_is_taken_meanwhile() {
             set.add(&counter, IN).unwrap();
             let taking = thread::spawn(move || {
                 let precious = Source::new();
-                let number = program::open_numbers()
+                let fd = program::open_fds()
                     .into_iter()
-                    .rfind(|&number| number < FIRST)
+                    .rfind(|&fd| fd < FIRST)
                     .unwrap();
-                dup2(number, taken).unwrap();
+                dup2(fd, taken).unwrap();
                 precious
             });
             let writer = counter.clone();
@@ -254,16 +252,16 @@ fn a_thread_asleep_is_woken_though_a_number_is_taken_meanwhile() {
     }
 }
 
-/// Closes all own fds of the library, and puts a file of the program at each number.
+/// Closes all own fds of the library, and puts a file of the program at each fd.
 fn take_all(precious: &Precious) {
-    for number in own_numbers() {
-        program::dup2(precious.0, number).unwrap();
+    for fd in open_own_fds() {
+        program::dup2(precious.0, fd).unwrap();
     }
 }
 
 /// Without protection a concurrent wakeup is sent, or finds the set lost.
 #[test]
-fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
+fn a_wake_leaves_alone_what_took_the_place_of_its_fds() {
     harness::model(3, || {
         let set = Arc::new(OwnSet::new());
         let precious = Precious::new();
@@ -276,8 +274,8 @@ fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
         assert!(!set.ring());
         assert!(!set.is_intact());
         drop(set);
-        for number in [SET, SEAL] {
-            precious.is_left_alone(number);
+        for fd in [SET, SEAL] {
+            precious.is_left_alone(fd);
         }
     });
 }
@@ -301,8 +299,8 @@ fn a_wake_reaches_a_set_that_is_replaced_or_fails() {
         assert!(set.ring());
         assert!(set.hear());
         drop(set);
-        for number in [SET, SEAL] {
-            precious.is_left_alone(number);
+        for fd in [SET, SEAL] {
+            precious.is_left_alone(fd);
         }
     });
 }
@@ -322,14 +320,14 @@ fn two_sets_that_are_made_after_the_seal_was_lost_can_be_woken_in() {
             assert!(set.hear());
         }
         assert!(!first.ring());
-        assert_ne!(sets[0].number(), sets[1].number());
+        assert_ne!(sets[0].fd(), sets[1].fd());
         precious.is_left_alone(SEAL);
     });
 }
 
 /// The program closes everything while a thread sleeps or is about to, and time passes.
 #[test]
-fn a_thread_that_sleeps_while_its_numbers_are_closed_is_woken() {
+fn a_thread_that_sleeps_while_its_fds_are_closed_is_woken() {
     for by_counter in [false, true] {
         harness::model(1, move || {
             let source = Source::new();
@@ -338,8 +336,8 @@ fn a_thread_that_sleeps_while_its_numbers_are_closed_is_woken() {
             let counter = EventFd::new(0).unwrap();
             set.add(&counter, IN).unwrap();
             let closing = thread::spawn(move || {
-                for number in own_numbers() {
-                    program::close(number).unwrap();
+                for fd in open_own_fds() {
+                    program::close(fd).unwrap();
                 }
                 match by_counter {
                     true => counter.try_write(1).unwrap(),

@@ -18,14 +18,14 @@ use super::calls::{self, add_delete, idle, modify, write_read, write_wait_read};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
 use super::set::{Counter, Set, watching};
 
-pub(super) const NAME: &str = "numbers";
+pub(super) const NAME: &str = "fds";
 
 /// The most nanoseconds that a call by fd may add.
 const TARGET: f64 = 5.0;
 
 /// An operation in both ways.
 #[derive(Serialize)]
-pub(super) struct Numbered {
+pub(super) struct ByFd {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     /// The number of calls by fd in one operation.
@@ -33,14 +33,14 @@ pub(super) struct Numbered {
     /// Per operation on objects.
     pub(super) object_nanoseconds: Spread,
     /// Per operation by fd.
-    pub(super) number_nanoseconds: Spread,
+    pub(super) fd_nanoseconds: Spread,
     /// The nanoseconds that each call by fd adds, batch by batch. They include the noise of the
     /// batches.
     pub(super) added_nanoseconds: Spread,
     pub(super) target_nanoseconds: Option<f64>,
     pub(super) reached: Option<bool>,
     object_batches: Series,
-    number_batches: Series,
+    fd_batches: Series,
 }
 
 struct Operation {
@@ -88,29 +88,25 @@ const OPERATIONS: [Operation; 10] = [
     },
 ];
 
-pub(super) fn measure(effort: Effort) -> Result<Vec<Numbered>> {
+pub(super) fn measure(effort: Effort) -> Result<Vec<ByFd>> {
     let rows = OPERATIONS.into_iter().map(|operation| {
         let series = interleave(&mut (operation.sides)()?, effort);
-        let [object, number] = [&series[0], &series[1]];
-        let pairs = object.nanoseconds.iter().zip(&number.nanoseconds);
+        let [object, fd] = [&series[0], &series[1]];
+        let pairs = object.nanoseconds.iter().zip(&fd.nanoseconds);
         let calls = f64::from(operation.calls);
-        let added = Spread::of(
-            pairs
-                .map(|(object, number)| (number - object) / calls)
-                .collect(),
-        );
+        let added = Spread::of(pairs.map(|(object, fd)| (fd - object) / calls).collect());
         let target = operation.has_target.then_some(TARGET);
-        Ok(Numbered {
+        Ok(ByFd {
             name: NAME,
             what: operation.what,
             calls: operation.calls,
             object_nanoseconds: object.spread(),
-            number_nanoseconds: number.spread(),
+            fd_nanoseconds: fd.spread(),
             added_nanoseconds: added,
             target_nanoseconds: target,
             reached: target.map(|target| added.median <= target),
             object_batches: object.clone(),
-            number_batches: number.clone(),
+            fd_batches: fd.clone(),
         })
     });
     rows.collect()
