@@ -35,6 +35,7 @@ static WIPED: AtomicPtr<Wiped> = AtomicPtr::new(ptr::null_mut());
 extern "C" fn begin() {
     begin_with_fds_of_the_parent();
     own_fds::close_inherited();
+    own_fds::forget_holder();
 }
 
 #[unsafe(link_section = "upoll_fork")]

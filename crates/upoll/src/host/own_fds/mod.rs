@@ -22,20 +22,22 @@
 //! one (`OwnFd::call`).
 
 mod entries;
+mod hold;
 mod seal;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
-#[cfg(not(upoll_loom))]
-pub(super) use self::entries::close_inherited;
-pub(super) use self::entries::hold_protected_fds;
 pub(super) use self::entries::is_set_or_seal;
 use self::entries::{
     Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
 };
-pub use self::entries::{FdsHeld, hold_fds, is_own, may_be_own, may_take, next_own, replace};
+pub use self::entries::{is_own, may_be_own, next_own, replace};
+pub(super) use self::hold::hold_protected_fds;
+pub use self::hold::{FdsHeld, hold_fds, may_take};
 use self::seal::Seal;
+#[cfg(not(upoll_loom))]
+pub(super) use self::{entries::close_inherited, hold::forget_holder};
 use super::kernel;
 use crate::epoll::Op;
 use crate::errno::Errno;
