@@ -430,8 +430,9 @@ use self::tests::step;
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use core::cell::Cell;
+    use core::time::Duration;
 
-    use crate::{CreateFlags, Epoll, Event, EventFd, Events};
+    use crate::{Clock, CreateFlags, Epoll, Event, EventFd, Events, Timers};
 
     std::thread_local! {
         static STEPS: Cell<usize> = const { Cell::new(0) };
@@ -439,6 +440,33 @@ mod tests {
 
     pub(super) fn step() {
         STEPS.set(STEPS.get() + 1);
+    }
+
+    #[test]
+    fn arming_a_timer_calls_no_set_in_which_no_thread_waits() {
+        const SETS: usize = 10;
+        let timers = Timers::on(Clock::Monotonic).unwrap();
+        let timer = timers.timer().unwrap();
+        let sets: Vec<_> = (0..SETS).map(|_| Epoll::new().unwrap()).collect();
+        for set in &sets {
+            set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+        }
+        let steps = || {
+            STEPS.set(0);
+            timer.arm(Duration::from_secs(3600), Duration::ZERO);
+            let steps = STEPS.get();
+            timer.disarm();
+            steps
+        };
+        // None has been called yet.
+        assert_eq!(steps(), SETS);
+        assert_eq!(steps(), 0);
+        for _ in 0..2 {
+            let limit = Duration::from_millis(1);
+            assert_eq!(sets[0].wait(&mut [Event::default()], limit), Ok(0));
+        }
+        assert_eq!(steps(), 1);
+        assert_eq!(steps(), 0);
     }
 
     #[test]
