@@ -287,20 +287,26 @@ impl<'a> TimeKeeper<'a> {
     /// The sleep is over: fires what is due. Returns whether the thread has kept any time.
     pub(crate) fn end_sleep(&mut self) -> bool {
         let kept_time = !self.keeps.is_empty();
+        self.keep_no_more();
+        self.set.fire_due();
+        kept_time
+    }
+
+    fn keep_no_more(&mut self) {
         for (known, next) in self.keeps.drain(..) {
             // If it fails, another thread keeps an earlier time.
             let _ = known
                 .kept
                 .compare_exchange(next, NEVER, Ordering::SeqCst, Ordering::SeqCst);
         }
-        self.set.fire_due();
-        kept_time
     }
 }
 
 #[cfg(any(feature = "std", upoll_loom))]
 impl Drop for TimeKeeper<'_> {
     fn drop(&mut self) {
+        // Foreign code may panic between a sleep and its end.
+        self.keep_no_more();
         // A thread that went to sleep before the end of this one's sleep saw the time kept.
         if self.set.has_unkept_time() {
             let mut deferred = Deferred::new();
@@ -310,5 +316,26 @@ impl Drop for TimeKeeper<'_> {
                 deferred: &mut deferred,
             });
         }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::time::Duration;
+
+    use super::TimeKeeper;
+    use crate::{Clock, Epoll, Event, Events, Timers};
+
+    #[test]
+    fn a_thread_that_a_panic_takes_out_of_its_sleep_keeps_the_time_no_more() {
+        let timer = Timers::on(Clock::Monotonic).unwrap().timer().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+        timer.arm(Duration::from_secs(3600), Duration::ZERO);
+        let mut keeper = TimeKeeper::of(set.set());
+        keeper.begin_sleep(|_, _| {});
+        assert!(!set.set().has_unkept_time());
+        drop(keeper);
+        assert!(set.set().has_unkept_time());
     }
 }
