@@ -151,6 +151,18 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_for_a_set_that_has_left_the_list_mi
     });
 }
 
+/// A change takes the set off the list while that ends.
+#[test]
+fn a_set_that_closes_while_a_timer_is_armed_is_called_no_more() {
+    model(3, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let arming = thread::spawn(move || timer.arm(SECOND, ZERO));
+        drop(set);
+        arming.join().unwrap();
+    });
+}
+
 /// Two threads go to sleep while no timer is armed. One leaves.
 #[test]
 fn a_thread_that_leaves_a_set_does_not_take_the_set_off_the_list() {
