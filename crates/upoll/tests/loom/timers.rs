@@ -95,7 +95,7 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_timer() {
     });
 }
 
-/// Has the sets that know the timer stand in the list of its clock no more: nobody waits in them.
+/// Takes the sets that know the timer off the list of its clock, as nobody waits in them.
 fn arm_unheard(timer: &Timer) {
     timer.arm(SECOND, ZERO);
     timer.disarm();
