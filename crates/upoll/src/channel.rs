@@ -40,7 +40,6 @@ pub use self::errors::{
 
 use alloc::collections::VecDeque;
 use core::fmt;
-use core::ops::Deref;
 
 use crate::errno::Errno;
 use crate::events::Events;
@@ -84,7 +83,7 @@ const POLLED: u32 = 2;
 
 struct Queue<T> {
     messages: VecDeque<T>,
-    /// Messages that the last receiver has left. An [`Owner`] drops them.
+    /// Messages that the last receiver has left, until the end of its close.
     unread: VecDeque<T>,
     /// How many messages there may be; `None` if only memory limits them.
     limit: Option<usize>,
@@ -252,34 +251,6 @@ impl<T> Channel<T> {
     }
 }
 
-/// A reference to a channel. When it ends it drops the messages that no receiver is left for.
-///
-/// A close leaves them to this, because it is within a scope. Messages are foreign: their drops may panic, may use
-/// the channel, and may wait for the tasks and callbacks that they wake.
-struct Owner<T>(SharedBox<Channel<T>>);
-
-impl<T> Clone for Owner<T> {
-    fn clone(&self) -> Self {
-        Owner(self.0.clone())
-    }
-}
-
-impl<T> Deref for Owner<T> {
-    type Target = Channel<T>;
-
-    #[inline]
-    fn deref(&self) -> &Channel<T> {
-        &self.0
-    }
-}
-
-impl<T> Drop for Owner<T> {
-    fn drop(&mut self) {
-        let unread = core::mem::take(&mut self.queue.lock().unread);
-        drop(unread);
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Receiving,
@@ -288,7 +259,7 @@ enum End {
 
 /// An open file description of a channel.
 struct OpenEnd<T> {
-    channel: Owner<T>,
+    channel: SharedBox<Channel<T>>,
     end: End,
 }
 
@@ -317,6 +288,13 @@ impl<T: Send + 'static> Pollable for OpenEnd<T> {
 
     fn release(&self) {
         self.channel.close(self.end);
+    }
+
+    /// Drops the messages that no receiver is left for. They are foreign: their drops may panic, may use the channel, and
+    /// may wait for the tasks and callbacks that they wake.
+    fn end_release(&self) {
+        let unread = core::mem::take(&mut self.channel.queue.lock().unread);
+        drop(unread);
     }
 }
 
@@ -361,13 +339,13 @@ fn channel<T: Send + 'static>(
         has_receiver: true,
         has_sender: true,
     };
-    let channel = Owner(SharedBox::new(Channel {
+    let channel = SharedBox::new(Channel {
         state: AtomicU32::new(queue.state()),
         queue: Mutex::new(queue),
         users: AtomicU32::new(0),
         receivers: WaitQueue::new(),
         senders: WaitQueue::new(),
-    })?);
+    })?;
     let open = |end| {
         let channel = channel.clone();
         Ok::<File, Errno>(File::try_new(OpenEnd { channel, end })?.erase())
@@ -391,7 +369,7 @@ fn channel<T: Send + 'static>(
 pub struct Sender<T> {
     /// Without the type, so that a message may contain a sender of its own kind.
     file: File,
-    channel: Owner<T>,
+    channel: SharedBox<Channel<T>>,
 }
 
 /// The end of a channel that messages are received from, made by [`bounded`] or [`unbounded`].
@@ -400,9 +378,8 @@ pub struct Sender<T> {
 /// `dup(2)`: the channel is closed for receivers when the last of them is dropped. Then the messages that are
 /// left are dropped, and the senders are woken: all sends fail from then on.
 pub struct Receiver<T> {
-    /// First, so that it is closed when `channel` ends.
     file: File,
-    channel: Owner<T>,
+    channel: SharedBox<Channel<T>>,
 }
 
 impl<T> Sender<T> {

@@ -95,6 +95,12 @@ pub trait Pollable: Any + Send + Sync {
     /// not expected to wait: do not block.
     fn release(&self) {}
 
+    /// Runs after [`release`](Self::release), once what that has woken was called. For drops of values of the program's,
+    /// which may panic, and may wait for what they wake.
+    #[doc(hidden)]
+    #[inline]
+    fn end_release(&self) {}
+
     /// Returns the part of the object that lives in the kernel. An object without such a part, as all objects
     /// of embedders are, keeps the default.
     #[doc(hidden)]
@@ -485,13 +491,23 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
             }
         }
 
+        /// Ends the release, even if foreign code panics.
+        struct EndRelease<'a, T: Pollable + ?Sized>(&'a T);
+
+        impl<T: Pollable + ?Sized> Drop for EndRelease<'_, T> {
+            fn drop(&mut self) {
+                self.0.end_release();
+            }
+        }
+
         if self.description().open.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
         let _let_go = LetGo(self.0);
+        let description = self.description();
+        let _end_release = EndRelease(&description.object);
         // A waker that panics runs only once all waiters of the object have been told.
         let _scope = Scope::enter();
-        let description = self.description();
         let on_close = description.watchers.lock().on_close;
         if let Some(on_close) = on_close {
             on_close(FileId::of(description), &description.watchers);

@@ -342,6 +342,8 @@ impl Schedule {
         period: u64,
         is_absolute: bool,
     ) -> (u64, u64) {
+        // Callbacks of timers that are due run at the end: one that panics does not keep the timer from being armed.
+        let _scope = Scope::enter();
         let (mut order, now) = self.fire_and_lock();
         order.leave(number);
         let timer = &mut order.timers[number as usize];

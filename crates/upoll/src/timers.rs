@@ -21,9 +21,9 @@ use crate::target::{Source, Target};
 ///
 /// # Costs
 /// To arm a timer costs time by the logarithm of the number of timers. If it becomes the next one to fire, that costs time
-/// by the number of sets, too, that have ever watched one of these timers. A set goes through all `Timers` on a clock of the
-/// kernel's that it has ever watched a timer of, at each wait and each sleep. So share one `Timers` among many timers: do
-/// not make one for each.
+/// by the number of sets, too, in which threads sleep or have slept since the last time. Sets that have never watched one of
+/// these timers do not count. A set goes through all `Timers` on a clock of the kernel's that it has ever watched a timer of,
+/// at each wait and each sleep. So share one `Timers` among many timers: do not make one for each.
 ///
 /// # Signal handlers and forks
 /// A signal handler must not use timers, nor poll sets that watch them, as it may have interrupted a call that holds their

@@ -46,10 +46,11 @@ fn a_message_that_is_dropped_with_the_last_receiver_may_wait_for_what_it_wakes()
     let _keeping = Readiness::new(&receiver, Events::IN).unwrap();
     drop(receiver);
     assert_eq!(has_run.load(Ordering::SeqCst), 2);
-    // The file is the last to close.
+    // The file is the last to close, and a sender stays.
     let (sender, receiver) = bounded(1).unwrap();
     assert!(sender.try_send(message()).is_ok());
     let file = receiver.as_file_ref().to_file();
+    let _keeping_too = Readiness::new(&receiver, Events::IN).unwrap();
     drop(receiver);
     assert_eq!(has_run.load(Ordering::SeqCst), 2);
     drop(file);

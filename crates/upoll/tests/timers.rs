@@ -473,6 +473,29 @@ fn a_callback_that_panics_keeps_no_timer_from_firing() {
 }
 
 #[test]
+fn a_callback_that_panics_keeps_no_timer_from_being_armed() {
+    let timers = Timers::on(Clock::Monotonic).unwrap();
+    let [due, other] = [(); 2].map(|()| timers.timer().unwrap());
+    let (_watch, _) = Watch::new(&due, Events::IN, |_| panic!("callback breaks")).unwrap();
+    due.arm(Duration::from_nanos(1), ZERO);
+    while timers.next_due().is_some_and(|due| timers.now() < due) {}
+    let arm = AssertUnwindSafe(|| other.arm(HOUR, ZERO));
+    assert!(catch_unwind(arm).is_err());
+    assert_ne!(other.setting().remaining, ZERO);
+}
+
+/// The callback learns that the set goes by another clock.
+#[test]
+fn a_callback_that_panics_keeps_no_timer_from_being_added() {
+    let timer = Timers::on(Clock::Monotonic).unwrap().timer().unwrap();
+    let set = Epoll::new().unwrap();
+    let (_watch, _) = Watch::new(&set, Events::IN, |_| panic!("callback breaks")).unwrap();
+    let add = AssertUnwindSafe(|| set.add(&timer, Event::new(Events::IN, 0)));
+    assert!(catch_unwind(add).is_err());
+    assert_eq!(set.delete(&timer), Ok(()));
+}
+
+#[test]
 fn a_callback_on_a_timer_learns_that_the_timer_is_closed() {
     let timer = Timers::new().unwrap().timer().unwrap();
     let told = Arc::new(AtomicUsize::new(0));

@@ -6,6 +6,7 @@ mod threads;
 use std::io::{PipeReader, PipeWriter, Write};
 use std::mem;
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -274,6 +275,21 @@ fn a_thread_that_keeps_the_time_wakes_callbacks_and_loops_of_the_kernel() {
     let virtual_ones = Timers::new().unwrap();
     let stop = EventFd::new(1).unwrap();
     assert_eq!(virtual_ones.keep_time(&stop), Err(Errno::INVAL));
+}
+
+#[test]
+fn a_callback_that_panics_ends_the_call_that_keeps_the_time() {
+    let timers = Timers::on(Clock::Monotonic).unwrap();
+    let timer = timers.timer().unwrap();
+    let (_watch, _) = Watch::new(&timer, Events::IN, |_| panic!("callback breaks")).unwrap();
+    timer.arm(SHORT, ZERO);
+    let stop = EventFd::new(0).unwrap();
+    let keeping = AssertUnwindSafe(|| timers.keep_time(&stop));
+    assert!(catch_unwind(keeping).is_err());
+    assert_eq!(timer.try_read(), Ok(1));
+    // It may be called again.
+    stop.try_write(1).unwrap();
+    assert_eq!(timers.keep_time(&stop), Ok(()));
 }
 
 #[test]

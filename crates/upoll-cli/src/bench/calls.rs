@@ -124,6 +124,20 @@ fn timers() -> Result<((Fd, Fd), (Epoll, Timer))> {
     Ok((theirs, ours))
 }
 
+/// How many other sets watch timers of the same clock.
+const SETS: usize = 10_000;
+
+/// Sets that watch a timer of the same clock, in which no thread waits.
+fn other_sets(timers: &Timers) -> Result<Vec<Epoll>> {
+    let idle = timers.timer()?;
+    let set = |_| {
+        let set = Epoll::new()?;
+        set.add(&idle, Event::new(Events::IN, 0))?;
+        Ok(set)
+    };
+    (0..SETS).map(set).collect()
+}
+
 /// All comparisons, with their target ratios.
 pub(super) const COMPARISONS: &[Comparison] = &[
     row(
@@ -214,6 +228,27 @@ pub(super) const COMPARISONS: &[Comparison] = &[
             }),
         ])
     }),
+    untargeted(
+        "timer-arm-sets",
+        "the same, with 10 000 sets of the same clock",
+        || {
+            // The kernel's timers know no sets.
+            let theirs = Fd::timer()?;
+            let timers = Timers::on(Clock::Monotonic)?;
+            let (sets, ours) = (other_sets(&timers)?, timers.timer()?);
+            Ok([
+                side(move || {
+                    theirs.arm(black_box(FAR)).expect("arm");
+                    theirs.arm(Duration::ZERO).expect("disarm");
+                }),
+                side(move || {
+                    let _ = &sets;
+                    ours.arm(black_box(FAR), Duration::ZERO);
+                    ours.disarm();
+                }),
+            ])
+        },
+    ),
     untargeted("timer-fire", "timer: arm for 1 ns + wait + read", || {
         let (theirs, ours) = timers()?;
         Ok([

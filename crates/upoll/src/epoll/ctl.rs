@@ -164,10 +164,11 @@ impl Epoll {
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
+        // Ends last, for its tasks may panic.
+        let mut deferred = Deferred::new();
         if let Some(source) = file.description().time_source()
             && !self.set().knows_all(source)
         {
-            let _scope = Scope::enter();
             let _nested_add = nesting::lock();
             time::learn(self.description(), source)?;
         }
@@ -175,8 +176,6 @@ impl Epoll {
         if let Some(shared) = shared {
             shared.prepare_set(self.description())?;
         }
-        // Ends last, for its tasks may panic.
-        let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
             let mut inner = self.set().lock();

@@ -181,11 +181,14 @@ impl Set {
         Scope::is_too_deep()
     }
 
+    /// Whether a thread sleeps in this set, or is about to.
+    fn has_sleepers(&self) -> bool {
+        self.sleepers.is_watched() || self.backend().is_some_and(|backend| backend.is_awaited())
+    }
+
     /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self, deferred: &mut Deferred) -> bool {
-        self.sleepers.is_watched()
-            || self.backend().is_some_and(|backend| backend.is_awaited())
-            || self.watched_by.is_awaited(deferred)
+        self.has_sleepers() || self.watched_by.is_awaited(deferred)
     }
 
     /// Whether a rotating set is below, at any depth, or was.

@@ -3,6 +3,13 @@
 //! A schedule that a set has once known stays for the set's life, as a backend does. It costs a wakeup that
 //! finds nothing when one of its timers fires.
 //!
+//! # The sets that a change calls
+//! A set listens to `sooner` of a schedule while threads sleep in it: each links the set's entry before it sleeps. The
+//! first change that finds no thread unlinks the entry. So a change does not walk all sets that know the schedule: a sleep
+//! is paid back by one call in vain at most. Both links and calls are made under the lock of `sooner`, and a thread
+//! registers before it links. So a call finds the thread, or comes before its link, and then the thread reads the new
+//! next time.
+//!
 //! # Keeping time
 //! A single thread of those in a set sleeps no longer than until the next timer fires. It *keeps* the time, up to
 //! the time in [`Known::kept`]. The others sleep as long as they like.
@@ -53,7 +60,8 @@ impl Drop for Schedules {
 /// A schedule that a set knows.
 #[repr(C)]
 struct Known {
-    /// The place among those that learn of a nearer time. First, so that a wake finds the rest.
+    /// The place among those that learn of a nearer time, while threads sleep in the set. First, so that a wake finds
+    /// the rest.
     entry: WaitEntry,
     set: NonNull<Set>,
     schedule: SharedBox<Schedule>,
@@ -136,22 +144,23 @@ impl Set {
         }
         let last = self.schedules.iter().last();
         let place = last.map_or(&self.schedules.first, |known| &known.next);
-        let known = boxed(Known {
+        let known = Box::into_raw(boxed(Known {
             entry: WaitEntry::new(on_sooner),
             set: NonNull::from(self),
             schedule: schedule.clone(),
             kept: AtomicU64::new(NEVER),
             next: AtomicPtr::new(ptr::null_mut()),
-        })?;
+        })?);
+        // SAFETY: it is from `boxed`, and the list's drop frees it.
+        let Known {
+            entry, schedule, ..
+        } = unsafe { &*known };
+        // SAFETY: no thread links the entry before it is in the list. Its drop unhooks it, and it keeps the schedule that the
+        // queue is part of.
+        unsafe { entry.hook(&raw const schedule.sooner, Place::Shared) };
         // Nobody else adds to the list.
-        place.store(Box::into_raw(known), Ordering::SeqCst);
-        let Some(known) = self.schedules.at(place) else {
-            return Ok(());
-        };
-        // SAFETY: nobody else adds to the list, so the entry is fresh. It is boxed, unhooked by its drop, and
-        // keeps the schedule that the queue is part of.
-        unsafe { known.entry.hook(&known.schedule.sooner, Place::Shared) };
-        // Hooked, now a thread that sleeps here keeps the time, and those that poll the set learn of the schedule.
+        place.store(known, Ordering::SeqCst);
+        // In the list, now a thread that sleeps here keeps the time, and those that poll the set learn of the schedule.
         let mut deferred = Deferred::new();
         self.wake_one(&mut Wake {
             key: Events::IN,
@@ -215,7 +224,11 @@ unsafe fn on_sooner(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         let known = entry.cast::<Known>().as_ref();
         (known, known.set.as_ref())
     };
-    if wake.mode != Mode::Query && !known.is_kept() {
+    if !set.has_sleepers() {
+        // A thread that goes to sleep links the entry again.
+        return Reply::WokenAndUnlinked;
+    }
+    if !known.is_kept() {
         set.wake_one(&mut wake.with_key(Events::IN));
     }
     Reply::Declined
@@ -244,6 +257,8 @@ impl<'a> TimeKeeper<'a> {
             return;
         };
         for known in schedules.iter() {
+            // Linked, now look: a change before that may have called no thread of this set.
+            known.entry.link_again();
             let next = known.schedule.next();
             let mut kept = known.kept.load(Ordering::SeqCst);
             while next < kept {
@@ -272,20 +287,26 @@ impl<'a> TimeKeeper<'a> {
     /// The sleep is over: fires what is due. Returns whether the thread has kept any time.
     pub(crate) fn end_sleep(&mut self) -> bool {
         let kept_time = !self.keeps.is_empty();
+        self.keep_no_more();
+        self.set.fire_due();
+        kept_time
+    }
+
+    fn keep_no_more(&mut self) {
         for (known, next) in self.keeps.drain(..) {
             // If it fails, another thread keeps an earlier time.
             let _ = known
                 .kept
                 .compare_exchange(next, NEVER, Ordering::SeqCst, Ordering::SeqCst);
         }
-        self.set.fire_due();
-        kept_time
     }
 }
 
 #[cfg(any(feature = "std", upoll_loom))]
 impl Drop for TimeKeeper<'_> {
     fn drop(&mut self) {
+        // Foreign code may panic between a sleep and its end.
+        self.keep_no_more();
         // A thread that went to sleep before the end of this one's sleep saw the time kept.
         if self.set.has_unkept_time() {
             let mut deferred = Deferred::new();
@@ -295,5 +316,26 @@ impl Drop for TimeKeeper<'_> {
                 deferred: &mut deferred,
             });
         }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::time::Duration;
+
+    use super::TimeKeeper;
+    use crate::{Clock, Epoll, Event, Events, Timers};
+
+    #[test]
+    fn a_thread_that_a_panic_takes_out_of_its_sleep_keeps_the_time_no_more() {
+        let timer = Timers::on(Clock::Monotonic).unwrap().timer().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+        timer.arm(Duration::from_secs(3600), Duration::ZERO);
+        let mut keeper = TimeKeeper::of(set.set());
+        keeper.begin_sleep(|_, _| {});
+        assert!(!set.set().has_unkept_time());
+        drop(keeper);
+        assert!(set.set().has_unkept_time());
     }
 }

@@ -53,6 +53,8 @@ impl Timers {
     /// A program in which no thread waits for these timers has one that does this. Then callbacks, tasks of any runtime
     /// and the [readiness fds](Epoll::readiness_fd) of sets learn of the timers as of everything else.
     ///
+    /// Callbacks and wakers of timers run on this thread. A panic of one ends the call and goes on there; the timer has fired.
+    ///
     /// # Errors
     /// `EINVAL`: the clock is virtual, or `stop` is not to be watched. `ENOMEM`, `ENOSPC`: there is no memory or no watch
     /// for the wait. If `stop` is a kernel fd, also the errors of [`Epoll::add`] for such.

@@ -422,8 +422,36 @@ impl Drop for WaitQueue {
 
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
+    use core::time::Duration;
+
     use crate::steps::{Step, steps_of};
-    use crate::{CreateFlags, Epoll, Event, EventFd, Events};
+    use crate::{Clock, CreateFlags, Epoll, Event, EventFd, Events, Timers};
+
+    #[test]
+    fn arming_a_timer_calls_no_set_in_which_no_thread_waits() {
+        const SETS: usize = 10;
+        let timers = Timers::on(Clock::Monotonic).unwrap();
+        let timer = timers.timer().unwrap();
+        let sets: Vec<_> = (0..SETS).map(|_| Epoll::new().unwrap()).collect();
+        for set in &sets {
+            set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+        }
+        let steps = || {
+            let hour = Duration::from_secs(3600);
+            let steps = steps_of(Step::Call, || drop(timer.arm(hour, Duration::ZERO)));
+            timer.disarm();
+            steps
+        };
+        // None has been called yet.
+        assert_eq!(steps(), SETS);
+        assert_eq!(steps(), 0);
+        for _ in 0..2 {
+            let limit = Duration::from_millis(1);
+            assert_eq!(sets[0].wait(&mut [Event::default()], limit), Ok(0));
+        }
+        assert_eq!(steps(), 1);
+        assert_eq!(steps(), 0);
+    }
 
     #[test]
     fn a_wakeup_calls_no_worker_while_all_have_the_recheck_flag() {

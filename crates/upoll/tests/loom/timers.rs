@@ -95,6 +95,89 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_timer() {
     });
 }
 
+/// Takes the sets that know the timer off the list of its clock, as nobody waits in them.
+fn arm_unheard(timer: &Timer) {
+    timer.arm(SECOND, ZERO);
+    timer.disarm();
+}
+
+/// A set leaves the list of the clock's while a thread goes to sleep in it. Then the timer is armed once more.
+#[test]
+fn a_thread_that_goes_to_sleep_while_its_set_leaves_the_list_misses_no_timer() {
+    model(3, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let armed = timer.clone();
+        let arming = thread::spawn(move || {
+            arm_unheard(&armed);
+            armed.arm(SECOND, ZERO);
+            pass_time();
+        });
+        assert_eq!(wait(&set, FOREVER), Ok(1));
+        arming.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_a_set_that_has_left_the_list_misses_no_timer() {
+    for is_above in [false, true] {
+        model(3, move || {
+            let timer = timer();
+            let set = set_of(&timer);
+            let outer = Epoll::new().unwrap();
+            if is_above {
+                outer.add(&set, IN).unwrap();
+            }
+            arm_unheard(&timer);
+            let arming = arms(&timer);
+            let waiting = if is_above { &outer } else { &set };
+            assert_eq!(wait(waiting, FOREVER), Ok(1));
+            arming.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_the_kernel_for_a_set_that_has_left_the_list_misses_no_timer() {
+    model(2, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let source = KernelFd::new();
+        set.ctl(Op::Add, source.target(), IN).unwrap();
+        arm_unheard(&timer);
+        let arming = arms(&timer);
+        assert_eq!(wait(&set, FOREVER), Ok(1));
+        arming.join().unwrap();
+    });
+}
+
+/// A change takes the set off the list while that ends.
+#[test]
+fn a_set_that_closes_while_a_timer_is_armed_is_called_no_more() {
+    model(3, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let arming = thread::spawn(move || timer.arm(SECOND, ZERO));
+        drop(set);
+        arming.join().unwrap();
+    });
+}
+
+/// Two threads go to sleep while no timer is armed. One leaves.
+#[test]
+fn a_thread_that_leaves_a_set_does_not_take_the_set_off_the_list() {
+    model(2, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let second = set.clone();
+        let staying = thread::spawn(move || wait(&second, FOREVER));
+        let arming = arms(&timer);
+        assert!(wait(&set, LIMIT).is_ok());
+        assert_eq!(staying.join().unwrap(), Ok(1));
+        arming.join().unwrap();
+    });
+}
+
 /// The wake of a thread that has to learn of a sooner time is taken by one that does not sleep.
 #[test]
 fn a_thread_that_sleeps_in_the_kernel_keeps_the_time_whoever_takes_its_wake() {
