@@ -303,8 +303,7 @@ unsafe fn select_listening(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
+    if Select::is_special(read) {
         // SAFETY: the caller's contract.
         return unsafe { select_special(count, read, write, except, timeout) };
     }
@@ -360,8 +359,7 @@ unsafe fn pselect_listening(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
+    if Select::is_special(read) {
         // SAFETY: the caller's contract.
         return unsafe { pselect_special(count, read, write, except, timeout, mask) };
     }
