@@ -3,8 +3,8 @@
  * SIGHUP all of them.
  *
  * Usage: server MODE WORKERS [many] [unix PATH]
- * MODE: epoll, edge, exclusive, poll, ppoll, select, select-high (the socket is no fd of the first word of a set),
- * pselect, threads (workers are threads of one process). */
+ * MODE: epoll, edge, exclusive, poll, ppoll, select, select-high, pselect, threads (workers are threads of one
+ * process). With select-high the socket is not in the first word of an fd_set. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
