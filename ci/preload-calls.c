@@ -247,8 +247,6 @@ int main(int arguments, char **argument)
 	while (strcmp(rows[row].name, argument[1]) != 0)
 		CHECK(++row < sizeof rows / sizeof *rows);
 	count = atol(argument[2]);
-	CHECK(pipe(line) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, ready) == 0);
-	CHECK(write(ready[1], "x", 1) == 1);
 	if (strncmp(rows[row].name, "accept", 6) == 0 || rows[row].call == accepts ||
 		(arguments > 3 && strcmp(argument[3], "listener") == 0)) {
 		CHECK((listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
@@ -258,6 +256,9 @@ int main(int arguments, char **argument)
 		CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
 	} else if (arguments > 3 || rows[row].call == polls_eventfd)
 		CHECK((counter = eventfd(0, EFD_NONBLOCK)) >= 0);
+	/* As in a server, the listening socket has a lower number than what it waits for. */
+	CHECK(pipe(line) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, ready) == 0);
+	CHECK(write(ready[1], "x", 1) == 1);
 	/* Names are found, and pages are there. Both are multiples of what a pipe is filled with. */
 	for (at = 0; at < (strncmp(rows[row].name, "fork", 4) == 0 ? 1 : FILL); at++)
 		rows[row].call(at);

@@ -3,8 +3,8 @@
  * SIGHUP all of them.
  *
  * Usage: server MODE WORKERS [many] [unix PATH]
- * MODE: epoll, edge, exclusive, poll, ppoll, select, pselect, threads (workers are threads of one
- * process). */
+ * MODE: epoll, edge, exclusive, poll, ppoll, select, select-high, pselect, threads (workers are threads of one
+ * process). With select-high the socket is not in the first word of an fd_set. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -105,7 +105,7 @@ static void *work(void *unused)
 
 			FD_ZERO(&set);
 			FD_SET(listener, &set);
-			if (!strcmp(mode, "select")) {
+			if (!strncmp(mode, "select", 6)) {
 				struct timeval second = {1, 0};
 
 				sigprocmask(SIG_UNBLOCK, &blocked, NULL);
@@ -166,6 +166,8 @@ int main(int count, char **arguments)
 		socklen_t size = sizeof address;
 
 		listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		if (!strcmp(mode, "select-high"))
+			listener = fcntl(listener, F_DUPFD, 100);
 		if (bind(listener, (struct sockaddr *)&address, size) || listen(listener, 4096) ||
 		    getsockname(listener, (struct sockaddr *)&address, &size))
 			fail("bind");

@@ -4,7 +4,7 @@
 //! an fd that is wrongly taken for a listening socket is checked before anything is done with it.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::raw;
 
@@ -21,6 +21,14 @@ pub(crate) const FIRST_SET: u8 = 16;
 
 const SIZE: usize = 1 << 16;
 static KINDS: [AtomicU8; SIZE] = [const { AtomicU8::new(UNKNOWN) }; SIZE];
+
+/// Bits in a word of an `fd_set`.
+pub(crate) const WORD: usize = u64::BITS as usize;
+/// The fds of which something is remembered, as an `fd_set`: `select` looks at these alone. It follows `KINDS`.
+static REMEMBERED: [AtomicU64; libc::FD_SETSIZE / WORD] =
+    [const { AtomicU64::new(0) }; libc::FD_SETSIZE / WORD];
+/// An fd beyond the first word is or was remembered.
+static IS_BEYOND_FIRST: AtomicBool = AtomicBool::new(false);
 
 /// The process has, or had, a listening socket that the library knows.
 static HAS_LISTENER: AtomicBool = AtomicBool::new(false);
@@ -55,7 +63,31 @@ pub(crate) fn set_kind(fd: c_int, kind: u8) {
         && entry.load(Ordering::Relaxed) != kind
     {
         entry.store(kind, Ordering::Relaxed);
+        let place = fd as usize;
+        if let Some(word) = REMEMBERED.get(place / WORD) {
+            let bit = 1 << (place % WORD);
+            if kind > ORDINARY {
+                word.fetch_or(bit, Ordering::Relaxed);
+                if place >= WORD {
+                    IS_BEYOND_FIRST.store(true, Ordering::Relaxed);
+                }
+            } else {
+                word.fetch_and(!bit, Ordering::Relaxed);
+            }
+        }
     }
+}
+
+/// Returns the fds of a word of an `fd_set` of which something is remembered.
+#[inline]
+pub(crate) fn remembered(word: usize) -> u64 {
+    REMEMBERED[word].load(Ordering::Relaxed)
+}
+
+/// Returns whether all fds of which something is remembered are in the first word, as they nearly always are.
+#[inline]
+pub(crate) fn are_in_first_word() -> bool {
+    !IS_BEYOND_FIRST.load(Ordering::Relaxed)
 }
 
 /// Returns whether an fd is a listening socket, and asks the kernel about it unless it is known to be another

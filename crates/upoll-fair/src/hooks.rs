@@ -124,9 +124,9 @@ exports! {
     fn select(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
     ) -> c_int {
-        if fds::has_listener() {
+        if fds::has_listener() && Select::is_special(read) {
             // SAFETY: the caller's contract.
-            return unsafe { select_listening(count, read, write, except, timeout) };
+            return unsafe { select_special(count, read, write, except, timeout) };
         }
         // SAFETY: the caller's contract.
         unsafe { next::select(count, read, write, except, timeout) }
@@ -136,9 +136,9 @@ exports! {
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t
     ) -> c_int {
-        if fds::has_listener() {
+        if fds::has_listener() && Select::is_special(read) {
             // SAFETY: the caller's contract.
-            return unsafe { pselect_listening(count, read, write, except, timeout, mask) };
+            return unsafe { pselect_special(count, read, write, except, timeout, mask) };
         }
         // SAFETY: the caller's contract.
         unsafe { next::pselect(count, read, write, except, timeout, mask) }
@@ -291,28 +291,7 @@ unsafe fn ppoll_special(
     unsafe { next::ppoll(list, count, timeout, mask) }
 }
 
-/// `select(2)` in a process with a listening socket. A function of its own leaves the registers of `select` alone.
-///
-/// # Safety
-/// That of `select`.
-#[inline(never)]
-unsafe fn select_listening(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
-        // SAFETY: the caller's contract.
-        return unsafe { select_special(count, read, write, except, timeout) };
-    }
-    // SAFETY: the caller's contract.
-    unsafe { next::select(count, read, write, except, timeout) }
-}
-
-/// `select(2)` with an fd that is not known to be an ordinary one.
+/// `select(2)` with an fd of which something may be remembered.
 ///
 /// # Safety
 /// That of `select`.
@@ -347,29 +326,7 @@ unsafe fn select_special(
     unsafe { next::select(count, read, write, except, timeout) }
 }
 
-/// `pselect(2)` in a process with a listening socket. A function of its own leaves the registers of `pselect` alone.
-///
-/// # Safety
-/// That of `pselect`.
-#[inline(never)]
-unsafe fn pselect_listening(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    if unsafe { Select::is_special(count, read) } {
-        // SAFETY: the caller's contract.
-        return unsafe { pselect_special(count, read, write, except, timeout, mask) };
-    }
-    // SAFETY: the caller's contract.
-    unsafe { next::pselect(count, read, write, except, timeout, mask) }
-}
-
-/// `pselect(2)` with an fd that is not known to be an ordinary one.
+/// `pselect(2)` with an fd of which something may be remembered.
 ///
 /// # Safety
 /// That of `pselect`.

@@ -15,7 +15,7 @@ use std::ffi::c_int;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 
-use crate::fds::{self, FIRST_SET, LISTENER, ORDINARY};
+use crate::fds::{self, FIRST_SET, LISTENER, WORD};
 use crate::lock;
 use crate::next;
 use crate::raw;
@@ -50,7 +50,7 @@ pub(crate) trait Call {
     /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
 
-    /// Calls `watch` with each fd. To be called after `make`.
+    /// Calls `watch` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
     fn each(&self, watch: &mut dyn FnMut(pollfd));
 
     /// Returns whether the call holds a listening socket, and takes note of all fds. To be called after `make`.
@@ -63,7 +63,13 @@ pub(crate) trait Call {
     }
 
     /// Returns whether the last `make` found a listening socket ready.
-    fn found_listener(&self) -> bool;
+    fn found_listener(&self) -> bool {
+        let mut found = false;
+        self.each(&mut |entry| {
+            found |= entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == LISTENER;
+        });
+        found
+    }
 
     /// Undoes what the last `make` wrote, which returned 0.
     fn undo(&self);
@@ -103,41 +109,19 @@ impl Call for Poll {
         entries.filter(|entry| entry.fd >= 0).for_each(watch);
     }
 
-    fn found_listener(&self) -> bool {
-        let mut entries = self.entries().iter();
-        entries.any(|entry| entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == LISTENER)
-    }
-
     fn undo(&self) {}
 }
 
-const WORD: usize = u64::BITS as usize;
 type Words = [u64; LAST_SELECTED / WORD];
 
-/// Returns whether a function returns true for an fd below `count` in a set.
+/// Returns a word of a set.
 ///
 /// # Safety
-/// The set must have `count` bits, rounded up to a word.
+/// It must be readable.
 #[inline]
-unsafe fn any_selected(set: *const fd_set, count: c_int, is: impl Fn(c_int) -> bool) -> bool {
-    let mut first = 0;
-    while first < count {
-        // SAFETY: the caller's contract.
-        let mut bits = unsafe {
-            set.cast::<u64>()
-                .add(first as usize / WORD)
-                .read_unaligned()
-        };
-        while bits != 0 {
-            let fd = first + bits.trailing_zeros().cast_signed();
-            if fd < count && is(fd) {
-                return true;
-            }
-            bits &= bits - 1;
-        }
-        first += WORD as c_int;
-    }
-    false
+unsafe fn word(set: *const fd_set, index: usize) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { set.cast::<u64>().add(index).read_unaligned() }
 }
 
 /// Returns the size of a set in bytes.
@@ -154,32 +138,35 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    /// Returns whether a `select` may read an fd that is not known to be an ordinary one. It makes no call, and so leaves the
-    /// registers of the exported function alone.
-    ///
-    /// # Safety
-    /// That of `any_selected`, if the set can be read.
+    /// Returns whether a `select` may read an fd of which something is remembered. It makes no call, and so leaves the
+    /// registers of the exported function alone. It reads nothing but the page of the stack that the thread uses.
     #[inline]
-    pub(crate) unsafe fn is_special(count: c_int, read: *const fd_set) -> bool {
-        !read.is_null()
-            && (1..=LAST_SELECTED as c_int).contains(&count)
-            && (!raw::is_known_readable(read.addr(), size(count))
-                // SAFETY: the caller's contract.
-                || unsafe { any_selected(read, count, |fd| fds::kind(fd) != ORDINARY) })
+    pub(crate) fn is_special(read: *const fd_set) -> bool {
+        let is_ordinary = || {
+            fds::are_in_first_word()
+                && raw::is_known_readable(read.addr(), size_of::<u64>())
+                // SAFETY: the word can be read.
+                && unsafe { word(read, 0) } & fds::remembered(0) == 0
+        };
+        !read.is_null() && !is_ordinary()
     }
 
-    /// Saves the sets. Returns `None` if one cannot be read, or none of the fds to read is a listening socket.
+    /// Saves the sets. Returns `None` if they are too long, one cannot be read, or none of the fds to read is a listening
+    /// socket.
     ///
     /// # Safety
     /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
+        if !(1..=LAST_SELECTED as c_int).contains(&count) {
+            return None;
+        }
         let size = size(count);
         // The kernel refuses other ones.
         let is_readable = |set: &*mut fd_set| set.is_null() || raw::is_readable(set.addr(), size);
         let [read, others @ ..] = &sets;
         if !is_readable(read)
-            // SAFETY: the caller's contract.
-            || !unsafe { any_selected(*read, count, |fd| fds::kind(fd) != ORDINARY) }
+            // SAFETY: the set can be read.
+            || !(0..size / size_of::<u64>()).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
             || !others.iter().all(is_readable)
         {
             return None;
@@ -214,24 +201,21 @@ impl Call for Select {
 
     fn each(&self, watch: &mut dyn FnMut(pollfd)) {
         for fd in 0..self.count {
-            let (word, bit) = (fd as usize / WORD, fd as usize % WORD);
+            let (index, bit) = (fd as usize / WORD, fd as usize % WORD);
             let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
             let asked = asked.into_iter().zip(&self.saved);
-            let asked = asked.filter(|(_, saved)| saved[word] >> bit & 1 != 0);
+            let asked = asked.filter(|(_, saved)| saved[index] >> bit & 1 != 0);
             let events = asked.fold(0, |events, (event, _)| events | event);
             if events != 0 {
+                // SAFETY: the contract of `new`; the set that is read is not null.
+                let is_ready = unsafe { word(self.sets[0], index) } >> bit & 1 != 0;
                 watch(pollfd {
                     fd,
                     events,
-                    revents: 0,
+                    revents: if is_ready { libc::POLLIN } else { 0 },
                 });
             }
         }
-    }
-
-    fn found_listener(&self) -> bool {
-        // SAFETY: the contract of `new`; the set that is read is not null.
-        unsafe { any_selected(self.sets[0], self.count, |fd| fds::kind(fd) == LISTENER) }
     }
 
     fn undo(&self) {

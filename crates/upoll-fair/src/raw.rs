@@ -84,11 +84,33 @@ pub(crate) fn now() -> u64 {
 
 const PAGE: usize = 4096;
 
+/// Returns an address in the page of the stack that the thread uses. On known processors it takes no variable: a function
+/// without a frame calls the C library by a jump. After a system call the processor does not know where a frame returns to.
+#[inline]
+fn place_in_stack() -> usize {
+    let place: usize;
+    // SAFETY: the instruction copies a register.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("mov {}, rsp", out(reg) place, options(nomem, nostack, preserves_flags));
+    };
+    // SAFETY: the instruction copies a register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("mov {}, sp", out(reg) place, options(nomem, nostack, preserves_flags));
+    };
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let local = 0_u8;
+        place = (&raw const local).addr();
+    }
+    place
+}
+
 /// Returns whether at least eight bytes lie in the page of the stack that the thread uses, which can be read.
 #[inline]
 pub(crate) fn is_known_readable(start: usize, size: usize) -> bool {
-    let here = 0_u8;
-    start / PAGE == (&raw const here).addr() / PAGE && start % PAGE + size <= PAGE
+    start / PAGE == place_in_stack() / PAGE && start % PAGE + size <= PAGE
 }
 
 /// Returns whether at least eight bytes can be read. The kernel reads a signal mask from each page, and then refuses the

@@ -305,12 +305,6 @@ impl Set {
         self.members().any(|member| member.state() == LOST)
     }
 
-    /// Prepares a wait that is about to sleep: makes new members exclusive, and moves the others to the end of
-    /// the line if it is time.
-    pub(crate) fn prepare(&self, locked: &Locked) {
-        self.register(locked, self.is_due());
-    }
-
     /// Makes new members exclusive, and moves the others to the end of the line if `is_due`.
     pub(crate) fn register(&self, _: &Locked, is_due: bool) {
         let (mut changed, mut rotated) = (false, false);
@@ -393,7 +387,7 @@ impl Set {
     }
 
     /// Returns whether a worker with so many wakeups is to go to the end of the line.
-    fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let wakeups = self.wakeups.load(Ordering::Relaxed);
         match settings::policy() {
             Policy::Every(count) => wakeups >= count,

@@ -326,7 +326,7 @@ fn fall_asleep(set: &'static Set, epfd: c_int) -> Option<Sleeper> {
     if !set.is_at(epfd, &locked) {
         return None;
     }
-    set.prepare(&locked);
+    set.register(&locked, set.is_due());
     // Nothing is to be looked after if no member is exclusive.
     set.needs_naps().then(|| Sleeper::new(set, locked))
 }

@@ -448,6 +448,14 @@ fn statistics_name_each_worker() {
 }
 
 #[test]
+fn workers_that_select_are_woken_by_the_library_whatever_the_number_of_the_socket() {
+    for mode in ["select", "select-high"] {
+        let text = statistics(mode, DEFAULT);
+        assert!(sum(&text, "wakeups") > 0, "{mode}\n{text}");
+    }
+}
+
+#[test]
 fn an_observed_server_is_counted_and_left_as_it_is() {
     for mode in ["epoll", "poll", "select"] {
         let text = statistics(mode, "observe");
