@@ -1,6 +1,6 @@
-/* The queue of signals is full (RLIMIT_SIGPENDING) while signals come in the midst of calls: each one that was sent
- * is handled once, with its value, in the order in which they were sent, and its handler may use what its thread is
- * using. */
+/* The queue of signals is full (RLIMIT_SIGPENDING) while signals come in the midst of calls. Each one that was sent
+ * is handled once, with its value. They are handled in the order in which they were sent. The handler may use what
+ * its thread is using. */
 #include "../c/check.h"
 #include <sys/resource.h>
 #include <sys/wait.h>

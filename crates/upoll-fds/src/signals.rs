@@ -452,8 +452,8 @@ impl PutOff {
         None
     }
 
-    /// Gives a signal, whose handler is about to be called, the information that was kept first. Returns whether
-    /// it is a carrier of nothing, for which no handler is called.
+    /// Replaces the information of a signal, whose handler is about to be called, by that which was kept first. Returns
+    /// whether it is a carrier of nothing, for which no handler is called.
     ///
     /// # Safety
     /// `place` is the information that the kernel has passed to a handler of `signal`.
@@ -469,23 +469,23 @@ impl PutOff {
     fn exchange(&self, signal: i32, information: &mut Information) -> bool {
         let before = hold_back();
         let is_carrier = self.is_carrier(signal, information);
-        let first = self.take(signal);
+        // A carrier for which there was no room.
+        let mut bare = [0; 16];
+        bare[0] = information[0];
+        let has_none = is_carrier || *information == bare;
+        // Without memory for its own, the signal is handled out of turn.
+        let first = match has_none || self.keep(*information) {
+            true => self.take(signal),
+            false => None,
+        };
         if let Some(first) = first {
-            let mut bare = [0; 16];
-            bare[0] = information[0];
-            // A carrier for which there was no room.
-            let is_bare = *information == bare;
-            if !is_carrier && !is_bare {
-                // There is memory: that of the first was just freed.
-                let _ = self.keep(*information);
-            }
             *information = first;
             if self.is_kept(signal) {
                 let _ = send(signal, &self.carrier(signal));
             }
         }
         set_mask(before);
-        first.is_none() && is_carrier
+        is_carrier && first.is_none()
     }
 
     fn is_kept(&self, signal: i32) -> bool {
