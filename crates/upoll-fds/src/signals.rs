@@ -21,6 +21,7 @@
 //! A call in which a handler was delayed does not go to sleep, or leaves its sleep ([`interruptible`]): it
 //! fails with `EINTR`. Reads and writes begin again if the kernel would have restarted them.
 
+use std::alloc::{Layout, alloc, dealloc};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
@@ -28,6 +29,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fen
 
 use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
 use upoll_sys::signals::{OF_FAULTS, change};
+
+use upoll::Errno;
 
 use crate::hazard;
 use crate::kernel::{call, interruptible};
@@ -97,6 +100,9 @@ struct PutOff {
     is_cut_short: AtomicBool,
     /// The kernel ended a sleep, and would not have restarted it.
     is_interrupted: AtomicBool,
+    /// The information of queued signals for which the kernel had no room, in a list. It is changed while signals are
+    /// held back.
+    kept: Cell<*mut Kept>,
 }
 
 std::thread_local! {
@@ -110,6 +116,7 @@ std::thread_local! {
             unblocked: AtomicU64::new(0),
             is_cut_short: AtomicBool::new(false),
             is_interrupted: AtomicBool::new(false),
+            kept: Cell::new(ptr::null_mut()),
         }
     };
 }
@@ -326,7 +333,7 @@ mod registers {
 #[must_use]
 pub unsafe fn put_off(
     signal: i32,
-    info: *const libc::siginfo_t,
+    info: *mut libc::siginfo_t,
     context: *mut libc::ucontext_t,
 ) -> bool {
     PUT_OFF.with(|own| {
@@ -341,15 +348,35 @@ pub unsafe fn put_off(
             // SAFETY: as above.
             unsafe { own.unblock_in(context) };
         }
-        false
+        // SAFETY: as above.
+        signal > ONE_AT_A_TIME && unsafe { own.stands_for_nothing(signal, info.cast()) }
     })
 }
 
 /// A `siginfo_t`.
 type Information = [u64; 16];
 
+/// Sends a signal to this thread.
+fn send(signal: i32, information: &Information) -> Result<usize, Errno> {
+    let information = ptr::from_ref(information);
+    // SAFETY: the information is live; the others are numbers.
+    unsafe {
+        let (process, thread) = (call!(SYS_getpid)?, call!(SYS_gettid)?);
+        call!(SYS_rt_tgsigqueueinfo, process, thread, signal, information)
+    }
+}
+
 /// Signals up to this one are not queued: at most one of each is pending.
 const ONE_AT_A_TIME: i32 = 31;
+
+/// The information of a signal for which the kernel's queue had no room (`RLIMIT_SIGPENDING`).
+///
+/// A [carrier](PutOff::carrier) is pending in its place. The next of these signals that is handled has the information
+/// that was kept first. Its own is kept instead, if it was no carrier.
+struct Kept {
+    information: Information,
+    next: *mut Kept,
+}
 
 impl PutOff {
     /// Returns unique information for a signal that only marks a place in the queue.
@@ -359,6 +386,119 @@ impl PutOff {
         mark[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
         mark[3] = ptr::from_ref(self).expose_provenance() as u64;
         mark
+    }
+
+    /// Returns the information of a carrier. If the queue is full, the kernel sends a signal of this code all the same,
+    /// once and without the rest.
+    fn carrier(&self, signal: i32) -> Information {
+        let mut carrier = self.mark(signal);
+        carrier[1] = u64::from(libc::SI_USER.cast_unsigned());
+        carrier
+    }
+
+    /// Returns whether a signal is a carrier as it was sent, or a mark that became one.
+    fn is_carrier(&self, signal: i32, information: &Information) -> bool {
+        // The address of the mark is tested first: it is in no other signal.
+        information[3] == ptr::from_ref(self).expose_provenance() as u64
+            && [self.mark(signal), self.carrier(signal)].contains(information)
+    }
+
+    /// Sends a delayed signal to this thread. Returns whether there was room for it.
+    fn send_again(&self, signal: i32, information: Information) -> bool {
+        match signal > ONE_AT_A_TIME && self.is_carrier(signal, &information) {
+            true => send(signal, &self.carrier(signal)),
+            false => send(signal, &information),
+        }
+        .is_ok()
+    }
+
+    /// Keeps the information of a signal. Returns whether there was memory for it.
+    fn keep(&self, information: Information) -> bool {
+        // SAFETY: the size is not zero.
+        let kept = unsafe { alloc(Layout::new::<Kept>()) }.cast::<Kept>();
+        if kept.is_null() {
+            return false;
+        }
+        let next = ptr::null_mut();
+        // SAFETY: it is new memory of that size.
+        unsafe { kept.write(Kept { information, next }) };
+        let mut last = &self.kept;
+        while !last.get().is_null() {
+            // SAFETY: the thread's own list, in which each element is live until `take` has removed it.
+            last = Cell::from_mut(unsafe { &mut (*last.get()).next });
+        }
+        last.set(kept);
+        true
+    }
+
+    /// Takes the information of a signal that was kept first.
+    fn take(&self, signal: i32) -> Option<Information> {
+        let mut place = &self.kept;
+        while !place.get().is_null() {
+            let kept = place.get();
+            // SAFETY: as in `keep`.
+            let information = unsafe { (*kept).information };
+            if information[0] & u64::from(u32::MAX) == u64::from(signal.cast_unsigned()) {
+                // SAFETY: as in `keep`, which has allocated it so. Nothing refers to it any more.
+                unsafe {
+                    place.set((*kept).next);
+                    dealloc(kept.cast(), Layout::new::<Kept>());
+                }
+                return Some(information);
+            }
+            // SAFETY: as above.
+            place = Cell::from_mut(unsafe { &mut (*kept).next });
+        }
+        None
+    }
+
+    /// Replaces the information of a signal, whose handler is about to be called, by that which was kept first. Returns
+    /// whether it is a carrier of nothing, for which no handler is called.
+    ///
+    /// # Safety
+    /// `place` is the information that the kernel has passed to a handler of `signal`.
+    #[inline]
+    unsafe fn stands_for_nothing(&self, signal: i32, place: *mut Information) -> bool {
+        // SAFETY: the caller's contract.
+        let information = unsafe { &mut *place };
+        (!self.kept.get().is_null() || self.is_carrier(signal, information))
+            && self.exchange(signal, information)
+    }
+
+    #[cold]
+    fn exchange(&self, signal: i32, information: &mut Information) -> bool {
+        let before = hold_back();
+        let is_carrier = self.is_carrier(signal, information);
+        // A carrier for which there was no room.
+        let mut bare = [0; 16];
+        bare[0] = information[0];
+        let has_none = is_carrier || *information == bare;
+        // Without memory for its own, the signal is handled out of turn.
+        let first = match has_none || self.keep(*information) {
+            true => self.take(signal),
+            false => None,
+        };
+        if let Some(first) = first {
+            *information = first;
+            if self.is_kept(signal) {
+                let _ = send(signal, &self.carrier(signal));
+            }
+        }
+        set_mask(before);
+        is_carrier && first.is_none()
+    }
+
+    fn is_kept(&self, signal: i32) -> bool {
+        let mut at = self.kept.get();
+        while !at.is_null() {
+            // SAFETY: as in `keep`.
+            let kept = unsafe { &*at };
+            if kept.information[0] & u64::from(u32::MAX) == u64::from(signal.cast_unsigned()) {
+                return true;
+            }
+            at = kept.next;
+        }
+        false
     }
 
     /// # Safety
@@ -377,20 +517,14 @@ impl PutOff {
         let now = hold_back();
         // SAFETY: the signal is live; the kernel reads what came with it.
         unsafe {
-            let (this, size) = (&raw const bit, size_of::<u64>());
-            let (Ok(process), Ok(thread)) = (call!(SYS_getpid), call!(SYS_gettid)) else {
-                set_mask(now);
-                return false;
-            };
-            let send = |info: *const libc::siginfo_t| {
-                call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info)
-            };
             let is_queued = signal > ONE_AT_A_TIME;
             let mark = self.mark(signal);
-            let is_marked = is_queued && send((&raw const mark).cast()).is_ok();
-            let is_sent = send(info).is_ok();
-            if is_marked {
+            let mut is_marked = is_queued && send(signal, &mark).is_ok();
+            let information = info.cast::<Information>().read();
+            let is_sent = self.send_again(signal, information);
+            if is_marked && is_sent {
                 // Signals that were sent to this thread before the mark come after the delayed one.
+                let (this, size) = (&raw const bit, size_of::<u64>());
                 let at_once = libc::timespec {
                     tv_sec: 0,
                     tv_nsec: 0,
@@ -398,11 +532,17 @@ impl PutOff {
                 let mut next: Information = [0; 16];
                 let (place, limit) = (&raw mut next, &raw const at_once);
                 while call!(SYS_rt_sigtimedwait, this, place, limit, size).is_ok() && next != mark {
-                    let _ = send((&raw const next).cast());
+                    if !self.send_again(signal, next) {
+                        self.keep(next);
+                    }
                 }
+                is_marked = false;
             }
-            if !is_sent {
-                // The queue is full.
+            // The queue is full.
+            let is_kept = is_sent || is_queued && self.keep(information);
+            let is_carried =
+                is_marked || !self.is_kept(signal) || send(signal, &self.carrier(signal)).is_ok();
+            if !is_kept || !is_carried {
                 set_mask(now);
                 return false;
             }

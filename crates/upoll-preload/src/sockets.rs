@@ -21,6 +21,7 @@ exported! {
         domain: c_int, kind: c_int, protocol: c_int, fds: *mut [c_int; 2]
     ) -> c_int = socketpair_body;
     "`shutdown(2)`" shutdown(fd: c_int, how: c_int) -> c_int = shutdown_body;
+    "`bind(2)`" bind(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_int = bind_body;
     "`getsockopt(2)`" getsockopt(
         fd: c_int, level: c_int, option: c_int, value: *mut c_void, size: *mut socklen_t
     ) -> c_int = getsockopt_body;
@@ -68,6 +69,22 @@ fn shutdown_body(fd: c_int, how: c_int) -> c_int {
         pass_on!("shutdown", fn(c_int, c_int) -> c_int, (fd, how));
     }
     give(upoll_fds::shutdown(fd, how))
+}
+
+/// Demotes a user-level socket: only a kernel socket has an address, which the other end receives with each message.
+///
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn bind_body(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_int {
+    if !upoll_fds::is_ours(fd) {
+        pass_on!(
+            "bind",
+            fn(c_int, *const sockaddr, socklen_t) -> c_int,
+            (fd, address, size)
+        );
+    }
+    give(leave(fd).and_then(|()| kernel::call!(SYS_bind, fd, address, size).map(drop)))
 }
 
 /// Demotes a user-level socket: only the kernel has calls that transfer several messages at once.

@@ -196,6 +196,7 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
         | libc::SYS_preadv2
         | libc::SYS_pwritev2
         | libc::SYS_shutdown
+        | libc::SYS_bind
         | libc::SYS_sendto
         | libc::SYS_recvfrom
         | libc::SYS_recvmsg
@@ -283,6 +284,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 c_long::from(sockets::socketpair(a.int(), b.int(), c.int(), d.ptr()))
             }
             libc::SYS_shutdown => c_long::from(sockets::shutdown(a.int(), b.int())),
+            libc::SYS_bind => c_long::from(sockets::bind(a.int(), b.ptr(), c.uint())),
             libc::SYS_sendto => {
                 sockets::sendto(a.int(), b.ptr(), c, d.int(), e.ptr(), f.uint()) as c_long
             }

@@ -1,0 +1,160 @@
+/* The queue of signals is full (RLIMIT_SIGPENDING) while signals come in the midst of calls. Each one that was sent
+ * is handled once, with its value. They are handled in the order in which they were sent. The handler may use what
+ * its thread is using. */
+#include "../c/check.h"
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+enum { SIGNALS = 400 };
+
+static int counter, set, ends[2];
+static volatile int handled, unexpected;
+static pthread_t receiver;
+
+static void use(void)
+{
+	struct epoll_event events[2];
+	uint64_t value = 1;
+	char byte = 'x';
+	CHECK(write(counter, &value, sizeof value) == sizeof value);
+	CHECK(write(ends[1], &byte, 1) == 1 || errno == EAGAIN);
+	CHECK(epoll_wait(set, events, 2, 0) >= 0);
+	CHECK(read(ends[0], &byte, 1) == 1 || errno == EAGAIN);
+	CHECK(read(counter, &value, sizeof value) == sizeof value || errno == EAGAIN);
+	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, counter, NULL) == 0 || errno == ENOENT);
+	CHECK(add(set, counter, EPOLLIN | EPOLLET, 1) == 0 || errno == EEXIST);
+}
+
+static void handles(int signal, siginfo_t *info, void *context)
+{
+	int saved = errno;
+	(void)signal, (void)context;
+	if (info->si_code != SI_QUEUE || info->si_value.sival_int != handled)
+		unexpected++;
+	handled++;
+	use();
+	errno = saved;
+}
+
+static void send_all(int (*send_one)(int value))
+{
+	int at = 0;
+	while (at < SIGNALS) {
+		if (send_one(at) == 0)
+			at++;
+		else
+			CHECK(errno == EAGAIN && sched_yield() == 0);
+	}
+}
+
+static int send_to_parent(int at)
+{
+	union sigval value;
+	value.sival_int = at;
+	return sigqueue(getppid(), SIGRTMIN + 1, value);
+}
+
+static int send_to_thread(int at)
+{
+	union sigval value;
+	value.sival_int = at;
+	errno = pthread_sigqueue(receiver, SIGRTMIN + 1, value);
+	return errno == 0 ? 0 : -1;
+}
+
+static void *sends(void *nothing)
+{
+	sigset_t all;
+	sigfillset(&all);
+	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+	send_all(send_to_thread);
+	return nothing;
+}
+
+static void receive_all(void)
+{
+	while (handled < SIGNALS)
+		use();
+	CHECK(handled == SIGNALS && unexpected == 0);
+}
+
+static void make(void)
+{
+	counter = eventfd(0, EFD_NONBLOCK);
+	set = epoll_create1(0);
+	CHECK(counter >= 0 && set >= 0 && pipe2(ends, O_NONBLOCK) == 0);
+	CHECK(add(set, counter, EPOLLIN | EPOLLET, 1) == 0 && add(set, ends[0], EPOLLIN, 2) == 0);
+}
+
+static void from_a_process(void)
+{
+	sigset_t this, before;
+	int status;
+	pid_t child;
+	handled = 0;
+	sigemptyset(&this);
+	sigaddset(&this, SIGRTMIN + 1);
+	CHECK(sigprocmask(SIG_BLOCK, &this, &before) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		send_all(send_to_parent);
+		_exit(0);
+	}
+	/* The kernel has those of before the fork. */
+	make();
+	CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+	receive_all();
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void from_a_thread(void)
+{
+	pthread_t sender;
+	handled = 0;
+	receiver = pthread_self();
+	make();
+	CHECK(pthread_create(&sender, NULL, sends, NULL) == 0);
+	receive_all();
+	CHECK(pthread_join(sender, NULL) == 0);
+}
+
+/* The limit is for all signals that are queued for a user: one without other processes. */
+static void become_a_user(void)
+{
+	if (geteuid() == 0)
+		CHECK(setresuid(100000 + getpid(), 100000 + getpid(), 100000 + getpid()) == 0);
+}
+
+static int queued(void)
+{
+	char line[128];
+	int queued = -1;
+	FILE *status = fopen("/proc/self/status", "r");
+	CHECK(status != NULL);
+	while (queued < 0 && fgets(line, sizeof line, status) != NULL)
+		sscanf(line, "SigQ: %d/", &queued);
+	fclose(status);
+	CHECK(queued >= 0);
+	return queued;
+}
+
+int main(void)
+{
+	struct sigaction action;
+	struct rlimit limit;
+	int most;
+	become_a_user();
+	memset(&action, 0, sizeof action);
+	action.sa_sigaction = handles;
+	action.sa_flags = SA_SIGINFO | SA_RESTART;
+	CHECK(sigaction(SIGRTMIN + 1, &action, NULL) == 0);
+	CHECK(getrlimit(RLIMIT_SIGPENDING, &limit) == 0);
+	for (most = 1; most <= 3; most += 2) {
+		limit.rlim_cur = queued() + most;
+		CHECK(setrlimit(RLIMIT_SIGPENDING, &limit) == 0);
+		from_a_process();
+		from_a_thread();
+	}
+	return 0;
+}
