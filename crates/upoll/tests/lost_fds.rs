@@ -2,6 +2,8 @@
 //! library leaves those files alone.
 #![cfg(not(upoll_loom))]
 
+#[path = "../../upoll-fds/tests/notified/mod.rs"]
+mod notified;
 mod open_fds;
 mod threads;
 
@@ -11,7 +13,8 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use open_fds::{ALL, close_all, open_in, opened_by};
+use notified::{Answer, Which, answered};
+use open_fds::{ALL, close_all, open_in, opened_by, other_set};
 use threads::{tid, until_asleep};
 use upoll::{
     CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, File, PollFd, PollTable,
@@ -443,6 +446,95 @@ fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
     assert_eq!(lost.ctl_batch(commands), Ok(1));
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(&lost, LONG), [2]);
+}
+
+/// Makes a batch of `count` MODs of `reader`, with data from 1 on. Returns how many ADDs, which are checks, the library has
+/// made. `before_mod` is called before each MOD, with how many there were.
+fn checks_of_a_batch(
+    set: &Epoll,
+    reader: &std::io::PipeReader,
+    count: u64,
+    mut before_mod: impl FnMut(u32) + Send,
+) -> u32 {
+    let modify = |data| CtlCommand::modify(reader, Event::new(Events::IN, data));
+    let which = Which {
+        number: libc::SYS_epoll_ctl,
+        argument: 1,
+        bits: 3,
+    };
+    let (mut checks, mut mods) = (0, 0);
+    answered(
+        which,
+        |call| {
+            match i32::try_from(call.arguments()[1]).unwrap() {
+                libc::EPOLL_CTL_ADD => checks += 1,
+                libc::EPOLL_CTL_MOD => {
+                    before_mod(mods);
+                    mods += 1;
+                }
+                _ => {}
+            }
+            Answer::Kernels
+        },
+        || {
+            let mut commands: Vec<_> = (1..=count).map(modify).collect();
+            assert_eq!(set.ctl_batch(&mut commands), Ok(commands.len()));
+        },
+    );
+    checks
+}
+
+#[test]
+fn neighbouring_changes_of_kernel_fds_share_a_check() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let set = Epoll::new().unwrap();
+    set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    for (count, checks) in [(1, 1), (2, 1), (64, 1), (65, 2), (200, 4)] {
+        assert_eq!(checks_of_a_batch(&set, &reader, count, |_| {}), checks);
+    }
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&set, LONG), [200]);
+}
+
+#[test]
+fn a_set_that_is_closed_in_the_midst_of_a_batch_is_made_anew() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let (other, _its_writer) = std::io::pipe().unwrap();
+    // The first set opens the socket that is a member of all kernel sets.
+    let warm_up = Epoll::new().unwrap();
+    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    for is_replaced in [false, true] {
+        let lost = Epoll::new().unwrap();
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        assert_eq!(own.len(), 1, "its kernel set: {own:?}");
+        let mut of_the_program = None;
+        checks_of_a_batch(&lost, &reader, 5, |mods| {
+            if mods == 2 {
+                close_all(&own);
+                of_the_program = is_replaced.then(|| {
+                    // A kernel set that does not have the fd.
+                    let set = other_set(other.as_raw_fd());
+                    // SAFETY: the number is closed.
+                    let copied = unsafe { libc::dup3(set, own[0], libc::O_CLOEXEC) };
+                    assert_eq!(copied, own[0]);
+                    [set, copied]
+                });
+            }
+        });
+        writer.write_all(b"x").unwrap();
+        assert_eq!(wait(&lost, LONG), [5]);
+        (&reader).read_exact(&mut [0]).unwrap();
+        if let Some(fds) = of_the_program {
+            let mut interest = libc::epoll_event { events: 0, u64: 0 };
+            let (op, fd) = (libc::EPOLL_CTL_ADD, reader.as_raw_fd());
+            // SAFETY: the interest is live.
+            let added = unsafe { libc::epoll_ctl(fds[0], op, fd, &raw mut interest) };
+            assert_eq!(added, 0, "nothing was added to it");
+            close_all(&fds);
+        }
+    }
 }
 
 #[test]

@@ -465,7 +465,7 @@ impl EpollBackend {
         }
     }
 
-    /// `epoll_ctl(2)` of a member.
+    /// `epoll_ctl(2)` of a member, by `change`.
     #[inline]
     fn ctl_listed(
         &self,
@@ -473,6 +473,7 @@ impl EpollBackend {
         op: Op,
         number: RawFd,
         interest: &Event,
+        change: KernelCtl,
     ) -> Result<(), Errno> {
         if op == Op::Add {
             self.listed.prepare(number)?;
@@ -483,7 +484,7 @@ impl EpollBackend {
             return Ok(());
         }
         let _changing = own_fds::may_be_lost().then(|| self.changing.lock());
-        kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
+        change(&self.first.fd, op, number, interest)?;
         self.listed.change(op, number, interest);
         Ok(())
     }
@@ -696,6 +697,9 @@ pub(crate) fn restore_lost(target: Target<'_>) {
     }
 }
 
+/// [`kernel::epoll_ctl`], or the same without a check of the kernel set.
+type KernelCtl = fn(&Descriptor, Op, RawFd, &Event) -> Result<(), Errno>;
+
 /// `epoll_ctl(2)` for a kernel fd. The errors are the kernel's.
 #[inline]
 pub(crate) fn ctl(
@@ -703,6 +707,29 @@ pub(crate) fn ctl(
     op: Op,
     fd: BorrowedFd<'_>,
     interest: &Event,
+) -> Result<(), Errno> {
+    ctl_by(epoll, op, fd, interest, kernel::epoll_ctl)
+}
+
+/// MOD for a kernel fd, in the call that has just changed another member of the set. The fd of the kernel set is not
+/// checked again, unless the MOD fails.
+#[cfg(not(upoll_loom))]
+#[inline]
+pub(crate) fn modify_once_more(
+    epoll: &Epoll,
+    fd: BorrowedFd<'_>,
+    interest: &Event,
+) -> Result<(), Errno> {
+    ctl_by(epoll, Op::Mod, fd, interest, kernel::epoll_ctl_once_more)
+}
+
+#[inline]
+fn ctl_by(
+    epoll: &Epoll,
+    op: Op,
+    fd: BorrowedFd<'_>,
+    interest: &Event,
+    change: KernelCtl,
 ) -> Result<(), Errno> {
     let place = || {
         let members = EpollBackend::of(epoll.set())?.members();
@@ -712,7 +739,7 @@ pub(crate) fn ctl(
     // The sets above the set were informed when the member was added.
     let changed = match EpollBackend::of(epoll.set()) {
         Some(backend) if op == Op::Mod && !backend.is_found_lost() => {
-            backend.ctl_listed(epoll, op, fd.as_raw_fd(), interest)
+            backend.ctl_listed(epoll, op, fd.as_raw_fd(), interest, change)
         }
         _ => ctl_as_member(epoll, op, fd, interest),
     };
@@ -759,7 +786,8 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Op::Add => attend_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = attended.and_then(|()| backend.ctl_listed(epoll, op, number, interest));
+    let changed =
+        attended.and_then(|()| backend.ctl_listed(epoll, op, number, interest, kernel::epoll_ctl));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),
