@@ -317,7 +317,7 @@ impl EpollBackend {
         let above = sets_above(description.watchers())?;
         above.iter().try_for_each(ensure_intact)?;
         #[cfg(not(upoll_loom))]
-        let attendants = self.attendants_set();
+        let attendants = self.attendants_set()?;
         #[cfg(upoll_loom)]
         let attendants = None;
         let fds = || {
