@@ -214,6 +214,43 @@ fn the_child_of_a_fork_has_an_attendant_of_its_own() {
     }
 }
 
+/// In the child the attendant's thread is the only one, and has nothing to wait for.
+#[test]
+fn the_child_of_a_callback_that_forks_ends_and_calls_no_other_callback() {
+    static IS_CHILD: AtomicBool = AtomicBool::new(false);
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    let (idle, _writer) = pipe().unwrap();
+    let called = |_| {
+        if IS_CHILD.load(Ordering::SeqCst) {
+            // SAFETY: the child ends at once.
+            unsafe { libc::_exit(77) };
+        }
+    };
+    let _others = [&idle, &reader].map(|other| Watch::new(other, Events::IN, called).unwrap());
+    let (send, receive) = std::sync::mpsc::channel();
+    let (_watch, _) = Watch::new(&reader, Events::IN, move |_| {
+        // SAFETY: a hanging child is ended.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            IS_CHILD.store(true, Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { libc::alarm(20) };
+            // The next check of the copies is due by then.
+            thread::sleep(Duration::from_millis(600));
+        } else {
+            send.send(child).unwrap();
+        }
+    })
+    .unwrap();
+    fill(&mut writer);
+    let child = receive.recv_timeout(LONG).unwrap();
+    let mut status = -1;
+    // SAFETY: it is this process's child, and the status is live.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's exit status");
+}
+
 /// A child does not keep the file of its parent's program open.
 #[test]
 fn the_child_of_a_fork_closes_the_copies_of_fds() {

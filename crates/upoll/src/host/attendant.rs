@@ -169,7 +169,6 @@ impl Attendant {
     fn attend(&self) {
         let mut events = [Event::default(); 64];
         let last_check = LastCheck::new();
-        // Else a callback has forked, and this is the child.
         while self.is_of_this_process() {
             let limit = limit_of_sleep(None);
             let found = kernel::epoll_wait(&self.set, &mut events, limit, None);
@@ -178,6 +177,10 @@ impl Attendant {
                 if let Some(waiter) = waiter {
                     let events = event.events();
                     go_on_after(move || waiter.wake(events));
+                }
+                if !self.is_of_this_process() {
+                    // A callback has forked, and this is the child.
+                    return;
                 }
             }
             match found {
@@ -216,6 +219,9 @@ impl Attendant {
         }
         let mut checked = Ok(());
         for (key, waiter) in waiters {
+            if !self.is_of_this_process() {
+                break;
+            }
             go_on_after(|| match waiter {
                 Waiter::Set(set) => {
                     let intact = ensure_intact(&set);
