@@ -17,8 +17,8 @@ use notified::{Answer, Which, answered};
 use open_fds::{ALL, close_all, open_in, opened_by, other_set};
 use threads::{tid, until_asleep};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, File, PollFd, PollTable,
-    Pollable, WaitQueue, poll,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollFd,
+    PollTable, Pollable, WaitQueue, poll,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -600,5 +600,36 @@ fn sets_above_one_that_is_nested_too_deep_elsewhere_go_on_after_a_loss() {
     assert_eq!(wait(&lost, Duration::ZERO), []);
     for set in &others {
         assert_eq!(wait(set, Duration::ZERO), [2]);
+    }
+}
+
+#[test]
+fn a_shared_counter_with_a_notifier_that_was_closed_comes_and_goes() {
+    let _alone = alone();
+    let own_of = |counter: &mut Option<EventFd>| {
+        opened_by(|| *counter = Some(EventFd::shared(0, EventFdFlags::empty()).unwrap()))
+    };
+    for closed in 0..2 {
+        let mut counter = None;
+        let own: Vec<_> = own_of(&mut counter)
+            .into_iter()
+            .filter(|fd| {
+                let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+                file.to_string_lossy().contains("[eventfd]")
+            })
+            .collect();
+        assert_eq!(own.len(), 2, "its notifiers: {own:?}");
+        let counter = counter.unwrap();
+        let set = Epoll::new().unwrap();
+        let interest = |data| Event::new(Events::IN, data);
+        set.add(&counter, interest(1)).unwrap();
+        close_all(&own[closed..=closed]);
+        for data in 2..5 {
+            set.delete(&counter).unwrap();
+            set.add(&counter, interest(data)).unwrap();
+            counter.write(1).unwrap();
+            assert_eq!(wait(&set, LONG), [data]);
+            assert_eq!(counter.try_read(), Ok(1));
+        }
     }
 }

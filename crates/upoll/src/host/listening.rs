@@ -67,7 +67,7 @@ impl EpollBackend {
             return Ok(());
         }
         let register = |op, slot| {
-            DIRECTIONS.into_iter().try_for_each(|direction| {
+            let registered = DIRECTIONS.map(|direction| {
                 let notifier = shared.notifier(direction);
                 if op == Op::Add && !notifier.is_in_place() {
                     // Lost: the set checks the counter after each sleep.
@@ -75,7 +75,9 @@ impl EpollBackend {
                 }
                 let special = Special::Changed(slot, direction);
                 nesting.register(&self.specials, op, notifier.as_raw_fd(), EDGE, special)
-            })
+            });
+            // One that was lost does not keep the other from being registered anew, or deleted.
+            registered.into_iter().fold(Ok(()), Result::and)
         };
         let find = |listening: &Listening| {
             let mut all = listening.0.iter();
