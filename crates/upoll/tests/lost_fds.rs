@@ -603,23 +603,40 @@ fn sets_above_one_that_is_nested_too_deep_elsewhere_go_on_after_a_loss() {
     }
 }
 
+/// Opens a shared eventfd. Returns the own fds by which it reports changes, too.
+fn shared_counter() -> (EventFd, Vec<RawFd>) {
+    let mut counter = None;
+    let own = opened_by(|| counter = Some(EventFd::shared(0, EventFdFlags::empty()).unwrap()));
+    let is_notifier = |fd: &RawFd| {
+        let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+        file.to_string_lossy().contains("[eventfd]")
+    };
+    let notifiers: Vec<_> = own.into_iter().filter(is_notifier).collect();
+    assert_eq!(notifiers.len(), 2);
+    (counter.unwrap(), notifiers)
+}
+
+#[test]
+fn a_wait_without_a_limit_learns_of_a_shared_counter_whose_notifiers_were_closed() {
+    let _alone = alone();
+    let (counter, notifiers) = shared_counter();
+    let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
+    set.add(&counter, Event::new(Events::IN, 1)).unwrap();
+    above.add(&set, Event::new(Events::IN, 2)).unwrap();
+    close_all(&notifiers);
+    counter.write(1).unwrap();
+    assert_eq!(wait(&above, Duration::ZERO), [2]);
+    assert_eq!(wait(&set, Duration::ZERO), [1]);
+    assert_eq!(counter.try_read(), Ok(1));
+    counter.write(1).unwrap();
+    assert_eq!(wait(&set, Duration::ZERO), [1]);
+}
+
 #[test]
 fn a_shared_counter_with_a_notifier_that_was_closed_comes_and_goes() {
     let _alone = alone();
-    let own_of = |counter: &mut Option<EventFd>| {
-        opened_by(|| *counter = Some(EventFd::shared(0, EventFdFlags::empty()).unwrap()))
-    };
     for closed in 0..2 {
-        let mut counter = None;
-        let own: Vec<_> = own_of(&mut counter)
-            .into_iter()
-            .filter(|fd| {
-                let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
-                file.to_string_lossy().contains("[eventfd]")
-            })
-            .collect();
-        assert_eq!(own.len(), 2, "its notifiers: {own:?}");
-        let counter = counter.unwrap();
+        let (counter, own) = shared_counter();
         let set = Epoll::new().unwrap();
         let interest = |data| Event::new(Events::IN, data);
         set.add(&counter, interest(1)).unwrap();

@@ -59,8 +59,7 @@ impl EpollBackend {
         if heard.members {
             kept = self.empty_members(set, out).0;
         }
-        let is_recheck = found == 0 && in_nesting;
-        if heard.queued || (is_recheck && self.hear_all(set)) {
+        if heard.queued {
             set.wake_watchers();
         }
         if kept == out.len() {

@@ -70,7 +70,7 @@ impl EpollBackend {
             let registered = DIRECTIONS.map(|direction| {
                 let notifier = shared.notifier(direction);
                 if op == Op::Add && !notifier.is_in_place() {
-                    // Lost: the set checks the counter after each sleep.
+                    // Lost: the set checks the counter with its own fds.
                     return Ok(());
                 }
                 let special = Special::Changed(slot, direction);

@@ -589,7 +589,12 @@ impl KernelBackend for EpollBackend {
         if self.nesting().is_some()
             && let Some(begun) = self.last_check.due()
         {
-            self.restore_below(description.object())?;
+            let set = description.object();
+            self.restore_below(set)?;
+            // A process that has lost a notifier of a shared eventfd cannot trigger it.
+            if self.hear_all(set) {
+                set.wake_watchers();
+            }
             self.last_check.done(begun);
         }
         Ok(())
