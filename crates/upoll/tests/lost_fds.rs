@@ -17,8 +17,8 @@ use notified::{Answer, Which, answered};
 use open_fds::{ALL, close_all, open_in, opened_by, other_set};
 use threads::{tid, until_asleep};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollFd,
-    PollTable, Pollable, WaitQueue, poll,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File,
+    PollContext, PollFd, PollTable, Pollable, Source, Timeout, WaitQueue, poll, select,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -648,5 +648,84 @@ fn a_shared_counter_with_a_notifier_that_was_closed_comes_and_goes() {
             assert_eq!(wait(&set, LONG), [data]);
             assert_eq!(counter.try_read(), Ok(1));
         }
+    }
+}
+
+/// Polls sets, by `poll`, `select` and a context, without waiting. Returns how many are ready by each.
+fn ready_by_each_poll(sets: &[&Epoll], context: &mut PollContext) -> [usize; 3] {
+    let list = || -> Vec<_> {
+        let fds = sets.iter().map(|set| PollFd::new(*set, Events::IN));
+        fds.collect()
+    };
+    let numbers = 0..i32::try_from(sets.len()).unwrap();
+    let mut read = FdSet::from_iter(numbers.clone());
+    let resolve = |number| Some(sets.get(usize::try_from(number).ok()?)?.target());
+    let limit = &mut Timeout::from(Duration::ZERO);
+    [
+        poll(&mut list(), Duration::ZERO).unwrap(),
+        select(numbers.end, Some(&mut read), None, None, limit, resolve).unwrap(),
+        context.poll(&mut list(), Duration::ZERO).unwrap(),
+    ]
+}
+
+#[test]
+fn a_poll_makes_a_set_anew_though_another_one_is_ready() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let counter = EventFd::new(1).unwrap();
+    let ready = Epoll::new().unwrap();
+    ready.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    for which in 0..3 {
+        let lost = Epoll::new().unwrap();
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let context = &mut PollContext::new();
+        assert_eq!(ready_by_each_poll(&[&ready, &lost], context), [2; 3]);
+        close_all(&own);
+        let fds = || [&ready, &lost].map(|set| PollFd::new(set, Events::IN));
+        let found = match which {
+            0 => poll(&mut fds(), Duration::ZERO),
+            1 => {
+                let resolve = |number| Some([&ready, &lost][usize::from(number == 1)].target());
+                let mut read = FdSet::from_iter([0, 1]);
+                let limit = &mut Timeout::from(Duration::ZERO);
+                select(2, Some(&mut read), None, None, limit, resolve)
+            }
+            _ => context.poll(&mut fds(), Duration::ZERO),
+        };
+        assert_eq!(found, Ok(2), "by {which}");
+    }
+}
+
+/// The set above cannot notice the loss, and checks twice a second.
+#[test]
+fn polls_alone_find_what_is_ready_in_a_lost_set_below() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    for which in 0..3 {
+        let [above, lost] = [(); 2].map(|()| Epoll::new().unwrap());
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        above.add(&lost, Event::new(Events::IN, 0)).unwrap();
+        let context = &mut PollContext::new();
+        assert_eq!(ready_by_each_poll(&[&above], context), [0; 3]);
+        close_all(&own);
+        writer.write_all(b"x").unwrap();
+        let begin = std::time::Instant::now();
+        let mut found = || match which {
+            0 => poll(&mut [PollFd::new(&above, Events::IN)], Duration::ZERO),
+            1 => {
+                let (read, limit) = (
+                    &mut FdSet::from_iter([0]),
+                    &mut Timeout::from(Duration::ZERO),
+                );
+                select(1, Some(read), None, None, limit, |_| Some(above.target()))
+            }
+            _ => context.poll(&mut [PollFd::new(&above, Events::IN)], Duration::ZERO),
+        };
+        while found() != Ok(1) {
+            assert!(begin.elapsed() < LONG, "by {which}");
+            thread::yield_now();
+        }
+        (&reader).read_exact(&mut [0]).unwrap();
     }
 }

@@ -10,7 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use open_fds::{ALL, is_open, open_in};
-use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, ReadinessFd, Watch};
+use upoll::{
+    CtlCommand, Descriptor, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollContext,
+    PollFd, ReadinessFd, Watch, poll,
+};
 
 const SETS: usize = 3;
 /// The first objects. An eventfd and a shared one follow.
@@ -31,6 +34,7 @@ struct World {
     ready: [bool; OBJECTS],
     watches: BTreeMap<usize, Watch>,
     shown: BTreeMap<usize, ReadinessFd>,
+    context: PollContext,
     /// Files of the program's at numbers that were the library's.
     foreign: BTreeSet<RawFd>,
     seed: u64,
@@ -49,6 +53,7 @@ impl World {
             ready: [false; OBJECTS],
             watches: BTreeMap::new(),
             shown: BTreeMap::new(),
+            context: PollContext::new(),
             foreign: BTreeSet::new(),
             seed,
         }
@@ -148,6 +153,53 @@ impl World {
         }
     }
 
+    /// Polls sets and objects, by a call of its own or by a context.
+    fn poll(&mut self) -> String {
+        let expected: Vec<_> = (0..SETS)
+            .map(|set| OBJECTS + set)
+            .chain(0..OBJECTS)
+            .map(|target| self.is_ready(target))
+            .collect();
+        let begin = Instant::now();
+        let by_context = self.random(2) == 0;
+        let World {
+            sets,
+            pipes,
+            counters,
+            context,
+            ..
+        } = self;
+        let readers: Vec<_> = pipes
+            .iter()
+            .map(|(reader, _)| Descriptor::new(reader))
+            .collect();
+        let mut fds: Vec<_> = sets
+            .iter()
+            .map(|set| PollFd::new(set, Events::IN))
+            .collect();
+        fds.extend(readers.iter().map(|reader| PollFd::new(reader, Events::IN)));
+        fds.extend(
+            counters
+                .iter()
+                .map(|counter| PollFd::new(counter, Events::IN)),
+        );
+        loop {
+            let limit = Duration::ZERO;
+            match by_context {
+                true => context.poll(&mut fds, limit).unwrap(),
+                false => poll(&mut fds, limit).unwrap(),
+            };
+            let found: Vec<_> = fds.iter().map(|fd| fd.revents() == Events::IN).collect();
+            if found == expected {
+                return format!("poll {by_context}: {found:?}");
+            }
+            assert!(
+                begin.elapsed() < LONG,
+                "{by_context}: {found:?} for {expected:?}"
+            );
+        }
+    }
+
     fn signal(&mut self) -> String {
         let object = self.random(OBJECTS);
         let now = !self.ready[object];
@@ -230,12 +282,13 @@ impl World {
     }
 
     fn step(&mut self) -> String {
-        match self.random(12) {
+        match self.random(13) {
             0..4 => self.change(),
             4..7 => self.wait(),
             7..9 => self.signal(),
             9 => self.look(),
             10 => self.lose(),
+            11 => self.poll(),
             _ => [(); 4].map(|()| self.lose()).join("; "),
         }
     }

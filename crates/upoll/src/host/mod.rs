@@ -550,6 +550,9 @@ impl KernelBackend for EpollBackend {
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {
+        if self.nesting().is_some() {
+            self.last_check.note_due();
+        }
         if let Some(rotation) = &self.rotation {
             if rotation.is_ready() {
                 return true;
