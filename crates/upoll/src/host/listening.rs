@@ -76,7 +76,7 @@ impl EpollBackend {
                 let special = Special::Changed(slot, direction);
                 nesting.register(&self.specials, op, notifier.as_raw_fd(), EDGE, special)
             });
-            // One that was lost does not keep the other from being registered anew, or deleted.
+            // A lost notifier keeps the other one from neither change nor DEL.
             registered.into_iter().fold(Ok(()), Result::and)
         };
         let find = |listening: &Listening| {
