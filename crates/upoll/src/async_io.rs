@@ -466,6 +466,9 @@ mod tests {
         fn is_awaited(&self) -> bool {
             false
         }
+        fn has_unwoken_thread(&self) -> bool {
+            false
+        }
         fn wake_one(&self, _: &mut Deferred) {}
         fn is_ready(&self, _: &Set, _: bool) -> bool {
             true

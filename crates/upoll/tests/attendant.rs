@@ -116,6 +116,55 @@ fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
     }
 }
 
+/// No call on a set fails because the program has closed the kernel set of the attendant, which the set's callbacks need.
+#[test]
+fn a_watched_set_goes_on_right_after_all_fds_were_closed() {
+    let _alone = alone();
+    let (mut reader, mut writer) = pipe().unwrap();
+    let [outer, inner, below] = [(); 3].map(|()| Epoll::new().unwrap());
+    for set in [&outer, &inner, &below] {
+        set.add(&reader, IN).unwrap();
+    }
+    let (_watch, _, calls) = watched(&outer, Events::IN);
+    fill(&mut writer);
+    calls.until(1);
+    let close_sets = || close_all(&open_in(ALL).filter(|&fd| is_set(fd)).collect::<Vec<_>>());
+    close_sets();
+    // It gets a nesting fd, which the attendant is to watch.
+    outer.add(&inner, IN).unwrap();
+    close_sets();
+    assert_eq!(outer.try_wait(&mut [IN; 4]), Ok(2));
+    close_sets();
+    assert_eq!(outer.wait(&mut [IN; 4], LONG), Ok(2));
+    close_sets();
+    let (_other_watch, ready, other_calls) = watched(&below, Events::IN);
+    assert_eq!(ready, Events::IN);
+    drain(&mut reader);
+    let counts = [calls.count(), other_calls.count()];
+    fill(&mut writer);
+    calls.until(counts[0] + 1);
+    other_calls.until(counts[1] + 1);
+}
+
+/// The set gets a nesting fd in the child, where the attendant of its callbacks does not exist.
+#[test]
+fn a_child_adds_a_set_to_one_that_callbacks_of_its_parent_wait_for() {
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    let [outer, inner] = [(); 2].map(|()| Epoll::new().unwrap());
+    outer.add(&reader, IN).unwrap();
+    inner.add(&reader, IN).unwrap();
+    let (_watch, _, calls) = watched(&outer, Events::IN);
+    in_child(|| {
+        // SAFETY: a hanging child is ended.
+        unsafe { libc::alarm(60) };
+        outer.add(&inner, IN).unwrap();
+        fill(&mut writer);
+        assert_eq!(outer.try_wait(&mut [IN; 4]), Ok(2));
+    });
+    calls.until(1);
+}
+
 fn is_set(fd: RawFd) -> bool {
     let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     file.is_ok_and(|file| file.to_string_lossy().contains("[eventpoll]"))
@@ -163,6 +212,43 @@ fn the_child_of_a_fork_has_an_attendant_of_its_own() {
     for (_, _, calls) in kept.iter().chain(inherited.iter().flatten()) {
         calls.until(1);
     }
+}
+
+/// In the child the attendant's thread is the only one, and has nothing to wait for.
+#[test]
+fn the_child_of_a_callback_that_forks_ends_and_calls_no_other_callback() {
+    static IS_CHILD: AtomicBool = AtomicBool::new(false);
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    let (idle, _writer) = pipe().unwrap();
+    let called = |_| {
+        if IS_CHILD.load(Ordering::SeqCst) {
+            // SAFETY: the child ends at once.
+            unsafe { libc::_exit(77) };
+        }
+    };
+    let _others = [&idle, &reader].map(|other| Watch::new(other, Events::IN, called).unwrap());
+    let (send, receive) = std::sync::mpsc::channel();
+    let (_watch, _) = Watch::new(&reader, Events::IN, move |_| {
+        // SAFETY: a hanging child is ended.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            IS_CHILD.store(true, Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { libc::alarm(20) };
+            // The next check of the copies is due by then.
+            thread::sleep(Duration::from_millis(600));
+        } else {
+            send.send(child).unwrap();
+        }
+    })
+    .unwrap();
+    fill(&mut writer);
+    let child = receive.recv_timeout(LONG).unwrap();
+    let mut status = -1;
+    // SAFETY: it is this process's child, and the status is live.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's exit status");
 }
 
 /// A child does not keep the file of its parent's program open.

@@ -2,6 +2,8 @@
 //! library leaves those files alone.
 #![cfg(not(upoll_loom))]
 
+#[path = "../../upoll-fds/tests/notified/mod.rs"]
+mod notified;
 mod open_fds;
 mod threads;
 
@@ -11,11 +13,12 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use open_fds::{ALL, close_all, open_in, opened_by};
+use notified::{Answer, Which, answered};
+use open_fds::{ALL, close_all, open_in, opened_by, other_set};
 use threads::{tid, until_asleep};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, File, PollFd, PollTable,
-    Pollable, WaitQueue, poll,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File,
+    PollContext, PollFd, PollTable, Pollable, Source, Timeout, WaitQueue, poll, select,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -445,6 +448,95 @@ fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
     assert_eq!(wait(&lost, LONG), [2]);
 }
 
+/// Makes a batch of `count` MODs of `reader`, with data from 1 on. Returns how many ADDs, which are checks, the library has
+/// made. `before_mod` is called before each MOD, with how many there were.
+fn checks_of_a_batch(
+    set: &Epoll,
+    reader: &std::io::PipeReader,
+    count: u64,
+    mut before_mod: impl FnMut(u32) + Send,
+) -> u32 {
+    let modify = |data| CtlCommand::modify(reader, Event::new(Events::IN, data));
+    let which = Which {
+        number: libc::SYS_epoll_ctl,
+        argument: 1,
+        bits: 3,
+    };
+    let (mut checks, mut mods) = (0, 0);
+    answered(
+        which,
+        |call| {
+            match i32::try_from(call.arguments()[1]).unwrap() {
+                libc::EPOLL_CTL_ADD => checks += 1,
+                libc::EPOLL_CTL_MOD => {
+                    before_mod(mods);
+                    mods += 1;
+                }
+                _ => {}
+            }
+            Answer::Kernels
+        },
+        || {
+            let mut commands: Vec<_> = (1..=count).map(modify).collect();
+            assert_eq!(set.ctl_batch(&mut commands), Ok(commands.len()));
+        },
+    );
+    checks
+}
+
+#[test]
+fn neighbouring_changes_of_kernel_fds_share_a_check() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let set = Epoll::new().unwrap();
+    set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    for (count, checks) in [(1, 1), (2, 1), (64, 1), (65, 2), (200, 4)] {
+        assert_eq!(checks_of_a_batch(&set, &reader, count, |_| {}), checks);
+    }
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&set, LONG), [200]);
+}
+
+#[test]
+fn a_set_that_is_closed_in_the_midst_of_a_batch_is_made_anew() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let (other, _its_writer) = std::io::pipe().unwrap();
+    // The first set opens the socket that is a member of all kernel sets.
+    let warm_up = Epoll::new().unwrap();
+    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    for is_replaced in [false, true] {
+        let lost = Epoll::new().unwrap();
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        assert_eq!(own.len(), 1, "its kernel set: {own:?}");
+        let mut of_the_program = None;
+        checks_of_a_batch(&lost, &reader, 5, |mods| {
+            if mods == 2 {
+                close_all(&own);
+                of_the_program = is_replaced.then(|| {
+                    // A kernel set that does not have the fd.
+                    let set = other_set(other.as_raw_fd());
+                    // SAFETY: the fd is closed.
+                    let copied = unsafe { libc::dup3(set, own[0], libc::O_CLOEXEC) };
+                    assert_eq!(copied, own[0]);
+                    [set, copied]
+                });
+            }
+        });
+        writer.write_all(b"x").unwrap();
+        assert_eq!(wait(&lost, LONG), [5]);
+        (&reader).read_exact(&mut [0]).unwrap();
+        if let Some(fds) = of_the_program {
+            let mut interest = libc::epoll_event { events: 0, u64: 0 };
+            let (op, fd) = (libc::EPOLL_CTL_ADD, reader.as_raw_fd());
+            // SAFETY: the interest is live.
+            let added = unsafe { libc::epoll_ctl(fds[0], op, fd, &raw mut interest) };
+            assert_eq!(added, 0, "nothing was added to it");
+            close_all(&fds);
+        }
+    }
+}
+
 #[test]
 fn a_member_at_an_fd_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     let _alone = alone();
@@ -508,5 +600,132 @@ fn sets_above_one_that_is_nested_too_deep_elsewhere_go_on_after_a_loss() {
     assert_eq!(wait(&lost, Duration::ZERO), []);
     for set in &others {
         assert_eq!(wait(set, Duration::ZERO), [2]);
+    }
+}
+
+/// Opens a shared eventfd. Returns the own fds by which it reports changes, too.
+fn shared_counter() -> (EventFd, Vec<RawFd>) {
+    let mut counter = None;
+    let own = opened_by(|| counter = Some(EventFd::shared(0, EventFdFlags::empty()).unwrap()));
+    let is_notifier = |fd: &RawFd| {
+        let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+        file.to_string_lossy().contains("[eventfd]")
+    };
+    let notifiers: Vec<_> = own.into_iter().filter(is_notifier).collect();
+    assert_eq!(notifiers.len(), 2);
+    (counter.unwrap(), notifiers)
+}
+
+#[test]
+fn a_wait_without_a_limit_learns_of_a_shared_counter_whose_notifiers_were_closed() {
+    let _alone = alone();
+    let (counter, notifiers) = shared_counter();
+    let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
+    set.add(&counter, Event::new(Events::IN, 1)).unwrap();
+    above.add(&set, Event::new(Events::IN, 2)).unwrap();
+    close_all(&notifiers);
+    counter.write(1).unwrap();
+    assert_eq!(wait(&above, Duration::ZERO), [2]);
+    assert_eq!(wait(&set, Duration::ZERO), [1]);
+    assert_eq!(counter.try_read(), Ok(1));
+    counter.write(1).unwrap();
+    assert_eq!(wait(&set, Duration::ZERO), [1]);
+}
+
+#[test]
+fn a_shared_counter_with_a_notifier_that_was_closed_comes_and_goes() {
+    let _alone = alone();
+    for closed in 0..2 {
+        let (counter, own) = shared_counter();
+        let set = Epoll::new().unwrap();
+        let interest = |data| Event::new(Events::IN, data);
+        set.add(&counter, interest(1)).unwrap();
+        close_all(&own[closed..=closed]);
+        for data in 2..5 {
+            set.delete(&counter).unwrap();
+            set.add(&counter, interest(data)).unwrap();
+            counter.write(1).unwrap();
+            assert_eq!(wait(&set, LONG), [data]);
+            assert_eq!(counter.try_read(), Ok(1));
+        }
+    }
+}
+
+/// Polls sets, by `poll`, `select` and a context, without waiting. Returns how many are ready by each.
+fn ready_by_each_poll(sets: &[&Epoll], context: &mut PollContext) -> [usize; 3] {
+    let list = || -> Vec<_> {
+        let fds = sets.iter().map(|set| PollFd::new(*set, Events::IN));
+        fds.collect()
+    };
+    let numbers = 0..i32::try_from(sets.len()).unwrap();
+    let mut read = FdSet::from_iter(numbers.clone());
+    let resolve = |fd| Some(sets.get(usize::try_from(fd).ok()?)?.target());
+    let limit = &mut Timeout::from(Duration::ZERO);
+    [
+        poll(&mut list(), Duration::ZERO).unwrap(),
+        select(numbers.end, Some(&mut read), None, None, limit, resolve).unwrap(),
+        context.poll(&mut list(), Duration::ZERO).unwrap(),
+    ]
+}
+
+#[test]
+fn a_poll_makes_a_set_anew_though_another_one_is_ready() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let counter = EventFd::new(1).unwrap();
+    let ready = Epoll::new().unwrap();
+    ready.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    for which in 0..3 {
+        let lost = Epoll::new().unwrap();
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let context = &mut PollContext::new();
+        assert_eq!(ready_by_each_poll(&[&ready, &lost], context), [2; 3]);
+        close_all(&own);
+        let fds = || [&ready, &lost].map(|set| PollFd::new(set, Events::IN));
+        let found = match which {
+            0 => poll(&mut fds(), Duration::ZERO),
+            1 => {
+                let resolve = |fd| Some([&ready, &lost][usize::from(fd == 1)].target());
+                let mut read = FdSet::from_iter([0, 1]);
+                let limit = &mut Timeout::from(Duration::ZERO);
+                select(2, Some(&mut read), None, None, limit, resolve)
+            }
+            _ => context.poll(&mut fds(), Duration::ZERO),
+        };
+        assert_eq!(found, Ok(2), "by {which}");
+    }
+}
+
+/// The set above cannot notice the loss, and checks twice a second.
+#[test]
+fn polls_alone_find_what_is_ready_in_a_lost_set_below() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    for which in 0..3 {
+        let [above, lost] = [(); 2].map(|()| Epoll::new().unwrap());
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        above.add(&lost, Event::new(Events::IN, 0)).unwrap();
+        let context = &mut PollContext::new();
+        assert_eq!(ready_by_each_poll(&[&above], context), [0; 3]);
+        close_all(&own);
+        writer.write_all(b"x").unwrap();
+        let begin = std::time::Instant::now();
+        let mut found = || match which {
+            0 => poll(&mut [PollFd::new(&above, Events::IN)], Duration::ZERO),
+            1 => {
+                let (read, limit) = (
+                    &mut FdSet::from_iter([0]),
+                    &mut Timeout::from(Duration::ZERO),
+                );
+                select(1, Some(read), None, None, limit, |_| Some(above.target()))
+            }
+            _ => context.poll(&mut [PollFd::new(&above, Events::IN)], Duration::ZERO),
+        };
+        while found() != Ok(1) {
+            assert!(begin.elapsed() < LONG, "by {which}");
+            thread::yield_now();
+        }
+        (&reader).read_exact(&mut [0]).unwrap();
     }
 }

@@ -23,6 +23,9 @@ pub(crate) trait KernelBackend: InKernel {
     /// Returns whether a thread sleeps there, so that [`wake_one`](Self::wake_one) would wake it.
     fn is_awaited(&self) -> bool;
 
+    /// Returns whether a thread sleeps there to which no wakeup is on its way.
+    fn has_unwoken_thread(&self) -> bool;
+
     /// Wakes one thread that sleeps there, once all locks are free.
     fn wake_one(&self, deferred: &mut Deferred);
 

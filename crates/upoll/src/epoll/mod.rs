@@ -191,6 +191,14 @@ impl Set {
         self.has_sleepers() || self.watched_by.is_awaited(deferred)
     }
 
+    /// Returns whether a thread sleeps in this set that no wakeup has chosen yet.
+    fn has_unwoken_thread(&self) -> bool {
+        self.sleepers.is_watched()
+            || self
+                .backend()
+                .is_some_and(|backend| backend.has_unwoken_thread())
+    }
+
     /// Whether a rotating set is below, at any depth, or was.
     pub(crate) fn is_above_rotating(&self) -> bool {
         self.is_above_rotating.load(Ordering::Relaxed)

@@ -464,11 +464,14 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     }
     // Asked first: a waiter that was woken waits no more.
     let is_awaited = wake.mode == Mode::TryWake || is_rotating && set.is_awaited(wake.deferred);
+    // Also asked first. A thread that sleeps in the kernel counts as asleep until it runs.
+    let is_exclusive = interest.contains(Events::EXCLUSIVE);
+    let was_unwoken = is_exclusive && set.has_unwoken_thread();
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
     let (slept, watched) = set.tell(wake);
-    let took = if interest.contains(Events::EXCLUSIVE) {
-        slept && took_direction(wake.key, interest)
+    let took = if is_exclusive {
+        slept && was_unwoken && took_direction(wake.key, interest)
     } else if is_rotating {
         slept || watched && is_awaited
     } else {

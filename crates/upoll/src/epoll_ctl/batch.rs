@@ -61,6 +61,11 @@ impl<'a> CtlCommand<'a> {
     }
 }
 
+/// How many neighbouring MODs of kernel fds share one check of the set's own fd. The check costs nearly as much as a MOD.
+/// Shared by 64, which take about 10 µs, it adds 1.5 %.
+#[cfg(all(feature = "std", not(upoll_loom)))]
+const MODS_OF_A_CHECK: usize = 64;
+
 impl Epoll {
     /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and returns
     /// the number that succeeded.
@@ -119,7 +124,11 @@ impl Epoll {
                 let Some(descriptor) = command.modified_descriptor() else {
                     return (at, Ok(()));
                 };
-                command.result = crate::host::ctl(self, Op::Mod, descriptor, &command.interest);
+                let interest = &command.interest;
+                command.result = match at % MODS_OF_A_CHECK {
+                    0 => crate::host::ctl(self, Op::Mod, descriptor, interest),
+                    _ => crate::host::modify_once_more(self, descriptor, interest),
+                };
                 if command.result.is_err() {
                     return (at, command.result);
                 }

@@ -169,7 +169,6 @@ impl Attendant {
     fn attend(&self) {
         let mut events = [Event::default(); 64];
         let last_check = LastCheck::new();
-        // Else a callback has forked, and this is the child.
         while self.is_of_this_process() {
             let limit = limit_of_sleep(None);
             let found = kernel::epoll_wait(&self.set, &mut events, limit, None);
@@ -178,6 +177,10 @@ impl Attendant {
                 if let Some(waiter) = waiter {
                     let events = event.events();
                     go_on_after(move || waiter.wake(events));
+                }
+                if !self.is_of_this_process() {
+                    // A callback has forked, and this is the child.
+                    return;
                 }
             }
             match found {
@@ -216,6 +219,9 @@ impl Attendant {
         }
         let mut checked = Ok(());
         for (key, waiter) in waiters {
+            if !self.is_of_this_process() {
+                break;
+            }
             go_on_after(|| match waiter {
                 Waiter::Set(set) => {
                     let intact = ensure_intact(&set);
@@ -282,6 +288,7 @@ impl Place {
 impl Attended {
     fn link_to(&mut self, backend: &EpollBackend) -> Result<(), Errno> {
         let (place, shows) = (self.place, backend.sleep_set());
+        place.attendant.restore()?;
         let now = (place.attendant.set.identity(), shows.fd.identity());
         // A lost kernel set is linked once it was made anew.
         if self.linked == now || !shows.fd.is_in_place() {
@@ -314,7 +321,6 @@ impl EpollBackend {
         }
         self.ensure_intact(description)?;
         let attendant = Attendant::of_this_process()?;
-        attendant.restore()?;
         let is_attended = {
             let mut attended = self.attended.lock();
             // The place at a parent's attendant does not count.
@@ -352,10 +358,17 @@ impl EpollBackend {
         }
     }
 
-    /// Returns the kernel set of the attendant, if callbacks wait for the set.
-    pub(super) fn attendants_set(&self) -> Option<&'static OwnFd> {
-        let attended = *self.attended.lock();
-        attended.map(|attended| &*attended.place.attendant.set)
+    /// Returns the kernel set of the attendant, if callbacks of this process wait for the set.
+    pub(super) fn attendants_set(&self) -> Result<Option<&'static OwnFd>, Errno> {
+        let attendant = self
+            .attended
+            .lock()
+            .map(|attended| attended.place.attendant);
+        let Some(attendant) = attendant.filter(|there| there.is_of_this_process()) else {
+            return Ok(None);
+        };
+        attendant.restore()?;
+        Ok(Some(&attendant.set))
     }
 
     /// Ends the set's place at the attendant, if it has one and `is_over` by then.

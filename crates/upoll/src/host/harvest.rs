@@ -59,8 +59,7 @@ impl EpollBackend {
         if heard.members {
             kept = self.empty_members(set, out).0;
         }
-        let is_recheck = found == 0 && in_nesting;
-        if heard.queued || (is_recheck && self.hear_all(set)) {
+        if heard.queued {
             set.wake_watchers();
         }
         if kept == out.len() {
@@ -98,7 +97,10 @@ impl EpollBackend {
                     events[kept] = event;
                     kept += 1;
                 }
-                Some(Special::Wake) => heard.core = true,
+                Some(Special::Wake) => {
+                    self.is_wake_sent.store(false, Ordering::Relaxed);
+                    heard.core = true;
+                }
                 Some(Special::Members) => heard.members = true,
                 Some(special) => {
                     heard.core = true;
@@ -234,6 +236,7 @@ impl EpollBackend {
             self.first.fd.take_back_wake()
         };
         if is_taken {
+            self.is_wake_sent.store(false, Ordering::Relaxed);
             self.vacate();
             self.wake_another(set);
         }
@@ -249,6 +252,7 @@ impl EpollBackend {
         if !members.fd.take_back_wake() {
             return true;
         }
+        self.is_wake_sent.store(false, Ordering::Relaxed);
         // The wakeup alone may have made it readable.
         let ready = kernel::is_readable(&members.fd);
         // The wake that was taken back may have been meant for a sleeping thread.

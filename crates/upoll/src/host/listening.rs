@@ -67,15 +67,17 @@ impl EpollBackend {
             return Ok(());
         }
         let register = |op, slot| {
-            DIRECTIONS.into_iter().try_for_each(|direction| {
+            let registered = DIRECTIONS.map(|direction| {
                 let notifier = shared.notifier(direction);
                 if op == Op::Add && !notifier.is_in_place() {
-                    // Lost: the set checks the counter after each sleep.
+                    // Lost: the set checks the counter with its own fds.
                     return Ok(());
                 }
                 let special = Special::Changed(slot, direction);
                 nesting.register(&self.specials, op, notifier.as_raw_fd(), EDGE, special)
-            })
+            });
+            // A lost notifier keeps the other one from neither change nor DEL.
+            registered.into_iter().fold(Ok(()), Result::and)
         };
         let find = |listening: &Listening| {
             let mut all = listening.0.iter();

@@ -153,6 +153,9 @@ pub(crate) struct EpollBackend {
     first_is_nesting: bool,
     /// The state that only a rotating set has.
     rotation: Option<Rotation>,
+    /// A wakeup of a thread that sleeps here was sent, and no thread has taken it out of the kernel set. It only decides which
+    /// set takes an exclusive event.
+    is_wake_sent: AtomicBool,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[ChosenSlot; 2]>>,
@@ -225,6 +228,7 @@ impl EpollBackend {
                 true => Some(Rotation::new()?),
                 false => None,
             },
+            is_wake_sent: AtomicBool::new(false),
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
@@ -313,7 +317,7 @@ impl EpollBackend {
         let above = sets_above(description.watchers())?;
         above.iter().try_for_each(ensure_intact)?;
         #[cfg(not(upoll_loom))]
-        let attendants = self.attendants_set();
+        let attendants = self.attendants_set()?;
         #[cfg(upoll_loom)]
         let attendants = None;
         let fds = || {
@@ -360,6 +364,7 @@ impl EpollBackend {
     /// the core and is left, or no thread keeps the time of the next timer.
     fn wake_another(&self, set: &Set) {
         if (set.is_pending() || set.has_unkept_time()) && self.is_awaited() {
+            self.is_wake_sent.store(true, Ordering::Relaxed);
             self.sleep_set().fd.wake();
         }
     }
@@ -465,9 +470,16 @@ impl EpollBackend {
         }
     }
 
-    /// `epoll_ctl(2)` of a member.
+    /// `epoll_ctl(2)` of a member, by `change`.
     #[inline]
-    fn ctl_listed(&self, epoll: &Epoll, op: Op, fd: RawFd, interest: &Event) -> Result<(), Errno> {
+    fn ctl_listed(
+        &self,
+        epoll: &Epoll,
+        op: Op,
+        fd: RawFd,
+        interest: &Event,
+        change: KernelCtl,
+    ) -> Result<(), Errno> {
         if op == Op::Add {
             self.listed.prepare(fd)?;
         }
@@ -477,7 +489,7 @@ impl EpollBackend {
             return Ok(());
         }
         let _changing = own_fds::may_be_lost().then(|| self.changing.lock());
-        kernel::epoll_ctl(&self.first.fd, op, fd, interest)?;
+        change(&self.first.fd, op, fd, interest)?;
         self.listed.change(op, fd, interest);
         Ok(())
     }
@@ -527,11 +539,20 @@ impl KernelBackend for EpollBackend {
         self.first.is_awaited() || self.nesting.get().is_some_and(SleepSet::is_awaited)
     }
 
+    fn has_unwoken_thread(&self) -> bool {
+        let asleep = self.sleep_set().asleep.load(Ordering::SeqCst);
+        asleep > usize::from(self.is_wake_sent.load(Ordering::Relaxed))
+    }
+
     fn wake_one(&self, deferred: &mut Deferred) {
+        self.is_wake_sent.store(true, Ordering::Relaxed);
         sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {
+        if self.nesting().is_some() {
+            self.last_check.note_due();
+        }
         if let Some(rotation) = &self.rotation {
             if rotation.is_ready() {
                 return true;
@@ -571,7 +592,12 @@ impl KernelBackend for EpollBackend {
         if self.nesting().is_some()
             && let Some(begun) = self.last_check.due()
         {
-            self.restore_below(description.object())?;
+            let set = description.object();
+            self.restore_below(set)?;
+            // A process that has lost a notifier of a shared eventfd cannot trigger it.
+            if self.hear_all(set) {
+                set.wake_watchers();
+            }
             self.last_check.done(begun);
         }
         Ok(())
@@ -690,6 +716,9 @@ pub(crate) fn restore_lost(target: Target<'_>) {
     }
 }
 
+/// [`kernel::epoll_ctl`], or the same without a check of the kernel set.
+type KernelCtl = fn(&Descriptor, Op, RawFd, &Event) -> Result<(), Errno>;
+
 /// `epoll_ctl(2)` for a kernel fd. The errors are the kernel's.
 #[inline]
 pub(crate) fn ctl(
@@ -697,6 +726,29 @@ pub(crate) fn ctl(
     op: Op,
     fd: BorrowedFd<'_>,
     interest: &Event,
+) -> Result<(), Errno> {
+    ctl_by(epoll, op, fd, interest, kernel::epoll_ctl)
+}
+
+/// MOD for a kernel fd, in the call that has just changed another member of the set. The fd of the kernel set is not
+/// checked again, unless the MOD fails.
+#[cfg(not(upoll_loom))]
+#[inline]
+pub(crate) fn modify_once_more(
+    epoll: &Epoll,
+    fd: BorrowedFd<'_>,
+    interest: &Event,
+) -> Result<(), Errno> {
+    ctl_by(epoll, Op::Mod, fd, interest, kernel::epoll_ctl_once_more)
+}
+
+#[inline]
+fn ctl_by(
+    epoll: &Epoll,
+    op: Op,
+    fd: BorrowedFd<'_>,
+    interest: &Event,
+    change: KernelCtl,
 ) -> Result<(), Errno> {
     let place = || {
         let members = EpollBackend::of(epoll.set())?.members();
@@ -706,7 +758,7 @@ pub(crate) fn ctl(
     // The sets above the set were informed when the member was added.
     let changed = match EpollBackend::of(epoll.set()) {
         Some(backend) if op == Op::Mod && !backend.is_found_lost() => {
-            backend.ctl_listed(epoll, op, fd.as_raw_fd(), interest)
+            backend.ctl_listed(epoll, op, fd.as_raw_fd(), interest, change)
         }
         _ => ctl_as_member(epoll, op, fd, interest),
     };
@@ -753,7 +805,8 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Op::Add => attend_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = attended.and_then(|()| backend.ctl_listed(epoll, op, fd, interest));
+    let changed =
+        attended.and_then(|()| backend.ctl_listed(epoll, op, fd, interest, kernel::epoll_ctl));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),

@@ -113,9 +113,9 @@ fn poll_masked(
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
     check_number_of_entries(fds.len())?;
-    let losses = own_fds::losses();
+    let repairs = own_fds::repairs_due();
     let mut seen = pass(fds, &mut CheckOnly);
-    if seen.ready == 0 && losses != own_fds::losses() {
+    if repairs != own_fds::repairs_due() {
         fds.iter().filter_map(PollFd::target).for_each(restore_lost);
         seen = pass(fds, &mut CheckOnly);
     }

@@ -133,9 +133,9 @@ pub(super) fn select_anew<'a>(
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
     selection.check(resolve)?;
-    let losses = own_fds::losses();
+    let repairs = own_fds::repairs_due();
     let mut seen = selection.pass(resolve, &mut CheckOnly);
-    if seen.ready == 0 && losses != own_fds::losses() {
+    if repairs != own_fds::repairs_due() {
         selection.try_for_each(|member| {
             resolve(member.fd()).into_iter().for_each(restore_lost);
             Ok(())

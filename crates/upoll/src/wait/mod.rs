@@ -438,7 +438,7 @@ mod tests {
         }
         let steps = || {
             let hour = Duration::from_secs(3600);
-            let steps = steps_of(Step::Call, || drop(timer.arm(hour, Duration::ZERO)));
+            let steps = steps_of(Step::Call, || _ = timer.arm(hour, Duration::ZERO));
             timer.disarm();
             steps
         };

@@ -7,7 +7,8 @@ use loom::thread;
 use upoll::Source as _;
 use upoll::kernel_model::Source;
 use upoll::{
-    Descriptor, Epoll, EventFd, Events, FdSet, Op, PollContext, PollFd, Timeout, poll, select,
+    Descriptor, Epoll, Event, EventFd, Events, FdSet, Op, PollContext, PollFd, Timeout, poll,
+    select,
 };
 
 use super::sleeping::{FOREVER, the_one_that_stays_is_woken, wait};
@@ -44,6 +45,25 @@ fn a_wake_is_not_lost_with_a_sleep_in_the_kernel_that_times_out() {
         let counter = EventFd::new(0).unwrap();
         set.add(&counter, EDGE).unwrap();
         the_one_that_stays_is_woken(&set, set.clone(), &counter);
+    });
+}
+
+/// The thread that the first event wakes waits once, and may run only after the second event.
+#[test]
+fn a_second_exclusive_event_wakes_a_thread_that_was_not_woken_yet() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let exclusive = Event::new(EDGE.events() | Events::EXCLUSIVE, 0);
+        let waits = [(); 2].map(|()| {
+            let (set, source) = set_with_source();
+            set.add(&counter, exclusive).unwrap();
+            thread::spawn(move || (wait(&set, FOREVER), source))
+        });
+        counter.try_write(1).unwrap();
+        counter.try_write(1).unwrap();
+        for waiting in waits {
+            assert_eq!(waiting.join().unwrap().0, Ok(1));
+        }
     });
 }
 

@@ -99,6 +99,8 @@ statics! {
     static SETS_MADE: AtomicU32 = AtomicU32::new(0);
     /// How often a check or a use has met a lost own fd.
     static LOSSES: AtomicU32 = AtomicU32::new(0);
+    /// How often a poll has met a set whose [check](LastCheck) is due. A poll may hold locks, and makes none.
+    static CHECKS_DUE: AtomicU32 = AtomicU32::new(0);
 }
 
 /// Returns how often a check or a use has met a lost own fd: if that has changed, what a look has found may
@@ -106,6 +108,13 @@ statics! {
 #[inline]
 pub(crate) fn losses() -> u32 {
     LOSSES.load(Ordering::Acquire)
+}
+
+/// Returns how often a poll has met a lost own fd, or a set that has to check those below. If that has changed, the caller of
+/// the poll has its sets make lost fds anew, and polls again.
+#[inline]
+pub(crate) fn repairs_due() -> u32 {
+    losses().wrapping_add(CHECKS_DUE.load(Ordering::Relaxed))
 }
 
 /// When a set has last checked the fds of the sets below it, which it does not use itself.
@@ -157,6 +166,13 @@ impl LastCheck {
             .wrapping_sub(self.milliseconds.load(Ordering::Relaxed));
         let is_due = passed >= Self::PERIOD_MS || now.losses != self.losses.load(Ordering::Acquire);
         is_due.then_some(now)
+    }
+
+    /// Notes for [`repairs_due`] if a check is due.
+    pub(super) fn note_due(&self) {
+        if self.due().is_some() {
+            CHECKS_DUE.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// All was found, or repaired, by the check that has begun then. A loss that came later makes another one due.
