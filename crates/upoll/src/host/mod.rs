@@ -817,3 +817,32 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
     }
     changed
 }
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use super::EpollBackend;
+    use crate::epoll::backend::KernelBackend;
+    use crate::sync::Ordering;
+    use crate::wait::Deferred;
+    use crate::{Epoll, Event, Events};
+
+    #[test]
+    fn as_many_threads_count_as_woken_as_wakeups_are_on_their_way() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+        let backend = EpollBackend::of(set.set()).unwrap();
+        backend.first.asleep.store(2, Ordering::SeqCst);
+        let mut deferred = Deferred::new();
+        backend.wake_one(&mut deferred);
+        assert!(backend.has_unwoken_thread());
+        backend.wake_one(&mut deferred);
+        assert!(!backend.has_unwoken_thread());
+        drop(deferred);
+        // One thread takes both, and the other sleeps on.
+        backend.first.asleep.store(1, Ordering::SeqCst);
+        assert_eq!(set.try_wait(&mut [Event::default(); 4]), Ok(0));
+        assert!(backend.has_unwoken_thread());
+        backend.first.asleep.store(0, Ordering::SeqCst);
+    }
+}
