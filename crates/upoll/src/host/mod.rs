@@ -153,9 +153,9 @@ pub(crate) struct EpollBackend {
     first_is_nesting: bool,
     /// The state that only a rotating set has.
     rotation: Option<Rotation>,
-    /// A wakeup of a thread that sleeps here was sent, and no thread has taken it out of the kernel set. It only decides which
-    /// set takes an exclusive event.
-    is_wake_sent: AtomicBool,
+    /// How many wakeups of threads that sleep here were sent since a thread last took one out of the kernel set. It takes all of
+    /// them. This only decides which set takes an exclusive event.
+    wakes_sent: AtomicUsize,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[ChosenSlot; 2]>>,
@@ -228,7 +228,7 @@ impl EpollBackend {
                 true => Some(Rotation::new()?),
                 false => None,
             },
-            is_wake_sent: AtomicBool::new(false),
+            wakes_sent: AtomicUsize::new(0),
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
@@ -364,7 +364,7 @@ impl EpollBackend {
     /// the core and is left, or no thread keeps the time of the next timer.
     fn wake_another(&self, set: &Set) {
         if (set.is_pending() || set.has_unkept_time()) && self.is_awaited() {
-            self.is_wake_sent.store(true, Ordering::Relaxed);
+            self.wakes_sent.fetch_add(1, Ordering::Relaxed);
             self.sleep_set().fd.wake();
         }
     }
@@ -541,11 +541,11 @@ impl KernelBackend for EpollBackend {
 
     fn has_unwoken_thread(&self) -> bool {
         let asleep = self.sleep_set().asleep.load(Ordering::SeqCst);
-        asleep > usize::from(self.is_wake_sent.load(Ordering::Relaxed))
+        asleep > self.wakes_sent.load(Ordering::Relaxed)
     }
 
     fn wake_one(&self, deferred: &mut Deferred) {
-        self.is_wake_sent.store(true, Ordering::Relaxed);
+        self.wakes_sent.fetch_add(1, Ordering::Relaxed);
         sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
