@@ -291,8 +291,12 @@ impl<T: Send + 'static> Pollable for OpenEnd<T> {
     }
 
     /// Drops the messages that no receiver is left for. They are foreign: their drops may panic, may use the channel, and
-    /// may wait for the tasks and callbacks that they wake.
+    /// may wait for the tasks and callbacks that they wake. A callback of this close may end the last sender, so that
+    /// leaves them to the receiver.
     fn end_release(&self) {
+        if self.end == End::Sending {
+            return;
+        }
         let unread = core::mem::take(&mut self.channel.queue.lock().unread);
         drop(unread);
     }

@@ -3,14 +3,14 @@
 
 mod task;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
 
 use task::{Waiting, block_on, polled, waiting};
 use upoll::channel::{RecvError, SendError, TryRecvError, bounded};
-use upoll::{EventFd, Events, Readiness};
+use upoll::{EventFd, Events, Readiness, Watch};
 
 /// A message whose drop wakes a task, and notes whether that has run before the drop ends.
 struct Wakes {
@@ -27,18 +27,20 @@ impl Drop for Wakes {
     }
 }
 
+fn message(has_run: &Arc<AtomicUsize>) -> Wakes {
+    let counter = EventFd::new(0).unwrap();
+    Wakes {
+        waiting: waiting(Readiness::new(&counter, Events::IN)),
+        counter,
+        has_run: has_run.clone(),
+    }
+}
+
 /// Such a message may be a thread that is told to end, and joined.
 #[test]
 fn a_message_that_is_dropped_with_the_last_receiver_may_wait_for_what_it_wakes() {
     let has_run = Arc::new(AtomicUsize::new(0));
-    let message = || {
-        let counter = EventFd::new(0).unwrap();
-        Wakes {
-            waiting: waiting(Readiness::new(&counter, Events::IN)),
-            counter,
-            has_run: has_run.clone(),
-        }
-    };
+    let message = || message(&has_run);
     let (sender, receiver) = bounded(2).unwrap();
     assert!(sender.try_send(message()).is_ok());
     assert!(sender.try_send(message()).is_ok());
@@ -55,6 +57,23 @@ fn a_message_that_is_dropped_with_the_last_receiver_may_wait_for_what_it_wakes()
     assert_eq!(has_run.load(Ordering::SeqCst), 2);
     drop(file);
     assert_eq!(has_run.load(Ordering::SeqCst), 3);
+}
+
+/// A callback learns of the close of the receiver, and drops the sender in return. The messages are the receiver's to drop,
+/// outside the callback.
+#[test]
+fn a_sender_that_a_callback_drops_at_the_close_of_the_receiver_drops_no_message() {
+    let has_run = Arc::new(AtomicUsize::new(0));
+    let (sender, receiver) = bounded(1).unwrap();
+    assert!(sender.try_send(message(&has_run)).is_ok());
+    let kept = Arc::new(Mutex::new(None));
+    let dropped = kept.clone();
+    let drop_it = move |_| drop(dropped.lock().unwrap().take());
+    let (_watch, _) = Watch::new(&sender, Events::ERR, drop_it).unwrap();
+    *kept.lock().unwrap() = Some(sender);
+    drop(receiver);
+    assert!(kept.lock().unwrap().is_none());
+    assert_eq!(has_run.load(Ordering::SeqCst), 1);
 }
 
 /// Tasks, and threads that wait in calls, on both ends.

@@ -9,6 +9,7 @@ mod threads;
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -727,5 +728,59 @@ fn polls_alone_find_what_is_ready_in_a_lost_set_below() {
             thread::yield_now();
         }
         (&reader).read_exact(&mut [0]).unwrap();
+    }
+}
+
+/// Ready in as many looks as it has left.
+struct ReadyFor(AtomicUsize);
+
+impl Pollable for ReadyFor {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        match self
+            .0
+            .fetch_update(success, failure, |left| left.checked_sub(1))
+        {
+            Ok(_) => Events::IN,
+            Err(_) => Events::empty(),
+        }
+    }
+}
+
+/// What the first look has found may be gone in the second one, after the repair.
+#[test]
+fn a_poll_that_makes_a_set_anew_reports_what_its_last_look_has_found() {
+    let _alone = alone();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    for which in 0..4 {
+        let lost = Epoll::new().unwrap();
+        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let file = File::new(ReadyFor(AtomicUsize::new(100)));
+        let context = &mut PollContext::new();
+        let mut fds = [
+            PollFd::new(&file, Events::IN),
+            PollFd::new(&lost, Events::IN),
+        ];
+        let mut read = FdSet::from_iter([0, 1]);
+        let limit = &mut Timeout::from(Duration::ZERO);
+        let resolve = |fd| Some([file.target(), lost.target()][usize::from(fd == 1)]);
+        if which >= 2 {
+            // Registers the entries.
+            assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(1));
+        }
+        // Another thread may take an event between two looks.
+        file.0.store(1, Ordering::SeqCst);
+        close_all(&own);
+        let found = match which {
+            0 => poll(&mut fds, Duration::ZERO),
+            1 => select(2, Some(&mut read), None, None, limit, resolve),
+            2 => context.poll(&mut fds, Duration::ZERO),
+            _ => context.select(2, Some(&mut read), None, None, limit, resolve),
+        };
+        let shown = match which {
+            0 | 2 => fds.iter().filter(|fd| !fd.revents().is_empty()).count(),
+            _ => (0..2).filter(|&fd| read.contains(fd)).count(),
+        };
+        assert_eq!(found, Ok(shown), "by {which}");
     }
 }

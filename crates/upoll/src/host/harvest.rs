@@ -98,7 +98,7 @@ impl EpollBackend {
                     kept += 1;
                 }
                 Some(Special::Wake) => {
-                    self.is_wake_sent.store(false, Ordering::Relaxed);
+                    self.wakes_sent.store(0, Ordering::Relaxed);
                     heard.core = true;
                 }
                 Some(Special::Members) => heard.members = true,
@@ -236,7 +236,7 @@ impl EpollBackend {
             self.first.fd.take_back_wake()
         };
         if is_taken {
-            self.is_wake_sent.store(false, Ordering::Relaxed);
+            self.wakes_sent.store(0, Ordering::Relaxed);
             self.vacate();
             self.wake_another(set);
         }
@@ -252,7 +252,7 @@ impl EpollBackend {
         if !members.fd.take_back_wake() {
             return true;
         }
-        self.is_wake_sent.store(false, Ordering::Relaxed);
+        self.wakes_sent.store(0, Ordering::Relaxed);
         // The wakeup alone may have made it readable.
         let ready = kernel::is_readable(&members.fd);
         // The wake that was taken back may have been meant for a sleeping thread.

@@ -153,9 +153,9 @@ pub(crate) struct EpollBackend {
     first_is_nesting: bool,
     /// The state that only a rotating set has.
     rotation: Option<Rotation>,
-    /// A wakeup of a thread that sleeps here was sent, and no thread has taken it out of the kernel set. It only decides which
-    /// set takes an exclusive event.
-    is_wake_sent: AtomicBool,
+    /// How many wakeups of threads that sleep here were sent since a thread last took one out of the kernel set. It takes all of
+    /// them. This only decides which set takes an exclusive event.
+    wakes_sent: AtomicUsize,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[ChosenSlot; 2]>>,
@@ -228,7 +228,7 @@ impl EpollBackend {
                 true => Some(Rotation::new()?),
                 false => None,
             },
-            is_wake_sent: AtomicBool::new(false),
+            wakes_sent: AtomicUsize::new(0),
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
@@ -364,7 +364,7 @@ impl EpollBackend {
     /// the core and is left, or no thread keeps the time of the next timer.
     fn wake_another(&self, set: &Set) {
         if (set.is_pending() || set.has_unkept_time()) && self.is_awaited() {
-            self.is_wake_sent.store(true, Ordering::Relaxed);
+            self.wakes_sent.fetch_add(1, Ordering::Relaxed);
             self.sleep_set().fd.wake();
         }
     }
@@ -541,11 +541,11 @@ impl KernelBackend for EpollBackend {
 
     fn has_unwoken_thread(&self) -> bool {
         let asleep = self.sleep_set().asleep.load(Ordering::SeqCst);
-        asleep > usize::from(self.is_wake_sent.load(Ordering::Relaxed))
+        asleep > self.wakes_sent.load(Ordering::Relaxed)
     }
 
     fn wake_one(&self, deferred: &mut Deferred) {
-        self.is_wake_sent.store(true, Ordering::Relaxed);
+        self.wakes_sent.fetch_add(1, Ordering::Relaxed);
         sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
@@ -816,4 +816,33 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         backend.members.fetch_sub(1, Ordering::Relaxed);
     }
     changed
+}
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use super::EpollBackend;
+    use crate::epoll::backend::KernelBackend;
+    use crate::sync::Ordering;
+    use crate::wait::Deferred;
+    use crate::{Epoll, Event, Events};
+
+    #[test]
+    fn as_many_threads_count_as_woken_as_wakeups_are_on_their_way() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+        let backend = EpollBackend::of(set.set()).unwrap();
+        backend.first.asleep.store(2, Ordering::SeqCst);
+        let mut deferred = Deferred::new();
+        backend.wake_one(&mut deferred);
+        assert!(backend.has_unwoken_thread());
+        backend.wake_one(&mut deferred);
+        assert!(!backend.has_unwoken_thread());
+        drop(deferred);
+        // One thread takes both, and the other sleeps on.
+        backend.first.asleep.store(1, Ordering::SeqCst);
+        assert_eq!(set.try_wait(&mut [Event::default(); 4]), Ok(0));
+        assert!(backend.has_unwoken_thread());
+        backend.first.asleep.store(0, Ordering::SeqCst);
+    }
 }

@@ -13,7 +13,6 @@ use crate::epoll::Set;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::InTime;
-use crate::host::own_fds;
 use crate::poll::{PollFd, Seen};
 use crate::poll_context::{Front, PollFront, SelectFront};
 use crate::registrations::Registrations;
@@ -276,13 +275,7 @@ impl Registered {
         mask: Option<&SigSet>,
         check: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let repairs = own_fds::repairs_due();
-        let mut seen = front.poll_all(&mut self.kept);
-        if repairs != own_fds::repairs_due() {
-            // A set returns its fd after it has made that anew.
-            self.kept.source_fds().for_each(drop);
-            seen = front.poll_all(&mut self.kept);
-        }
+        let seen = front.poll_all(&mut self.kept);
         if poller::is_final(seen, timeout, mask) {
             return Ok(seen.ready);
         }
