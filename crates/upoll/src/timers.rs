@@ -196,6 +196,9 @@ impl Timer {
     ///
     /// Returns the setting before. Expirations that were not read are dropped. If `after` is zero the timer is disarmed.
     /// Times are in nanoseconds; of more than some 292 years they never come.
+    ///
+    /// Timers that are due by now fire first. Their callbacks run after the change, at the end of the call: one that arms
+    /// this timer again has the last word, also after [`disarm`](Timer::disarm).
     #[doc(alias = "timerfd_settime")]
     pub fn arm(&self, after: Duration, interval: Duration) -> TimerSetting {
         self.set(after, interval, false)
