@@ -366,6 +366,26 @@ fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
     }
 }
 
+/// The server, or the library that a run needs, may be missing: then the report has the reason.
+#[test]
+fn servers_are_warmed_as_asked_or_left_out_for_a_reason() {
+    let arguments = ["fair", "--servers", "lighttpd", "--warm-up", "5"];
+    let (report, printed) = quick("fair", &arguments);
+    let fair = &report["fair"];
+    assert_eq!(fair["warm_up"], 5);
+    let warmed = "has answered at least 5 requests";
+    assert!(printed.contains(warmed), "{printed}");
+    let served = rows(fair, "served");
+    for row in served {
+        assert!(row["warmed_by"].is_u64(), "{row}");
+    }
+    for left_out in rows(fair, "left_out") {
+        let why = left_out["why"].as_str().unwrap();
+        assert!(!why.is_empty() && printed.contains(why), "{printed}");
+    }
+    assert_ne!(served.is_empty(), rows(fair, "left_out").is_empty());
+}
+
 #[test]
 fn help_lists_every_name_in_its_group() {
     let bench = |argument| {

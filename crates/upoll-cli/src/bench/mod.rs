@@ -29,6 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
+use clap::value_parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use upoll_fair_state::DEFAULT_POLICY;
 
@@ -57,6 +58,9 @@ pub(crate) struct Options {
     /// Measure `fair` with these policies of `upoll run --fair`.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = DEFAULT_POLICY)]
     policies: Vec<String>,
+    /// Have each worker of a server in `fair` answer this many requests before the first load; 0 measures cold workers.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=100_000), default_value_t = fair::WARM_UP)]
+    warm_up: u64,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
@@ -233,9 +237,12 @@ impl Run<'_> {
         let mut fair = Fair::default();
         self.step(fair::NAME, || {
             let Options {
-                servers, policies, ..
+                servers,
+                policies,
+                warm_up,
+                ..
             } = self.options;
-            fair = fair::measure(effort, servers, policies)?;
+            fair = fair::measure(effort, *warm_up, servers, policies)?;
             Ok(())
         })?;
         self.progress.finish_and_clear();

@@ -557,9 +557,16 @@ fn about_fair(fair: &Fair) -> String {
          time the 10th to 90th percentile of the runs; a light load is a tenth and a medium load half of what the server \
          answers at full load; CPU time, context switches (all, and the voluntary ones of them) and empty wakes (waits \
          that ended for a connection which another worker took) are for a request, and fairness is Jain's index of the \
-         workers' shares",
-        fair.rounds
+         workers' shares; before the first load each worker of a new server has answered at least {} requests",
+        fair.rounds, fair.warm_up
     );
+    let cold = |row: &&Served| row.load == "full" && row.warmed_by < fair.warm_up;
+    for row in fair.served.iter().filter(cold) {
+        about += &format!(
+            ", but of {} with {} workers and {} one has answered {}",
+            row.server, row.workers, row.way, row.warmed_by
+        );
+    }
     for left_out in &fair.left_out {
         about += &format!("; {} is left out: {}", left_out.server, left_out.why);
     }

@@ -36,7 +36,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Outcome {
             took: Duration::ZERO,
             latency: Histogram::new_with_max(60_000_000, 3).expect("the bounds are valid"),
@@ -45,7 +45,7 @@ impl Outcome {
         }
     }
 
-    fn add(&mut self, other: &Outcome) {
+    pub(super) fn add(&mut self, other: &Outcome) {
         self.latency
             .add(&other.latency)
             .expect("both have the same bounds");

@@ -13,6 +13,7 @@ use serde::Serialize;
 use upoll_fair_state::Counts;
 
 use self::load::{Outcome, Pace};
+use self::processes::Used;
 use self::servers::{KINDS, Kind, Server, Shares, Way};
 use super::measure::Spread;
 use crate::interrupt;
@@ -39,6 +40,10 @@ impl Effort {
         workers: &[8],
     };
 }
+
+/// The number of requests that each worker of a new server answers before the first load. Puma has collected all garbage
+/// for the first time by then. Node has not compiled its functions, which takes 2 000 requests.
+pub(super) const WARM_UP: u64 = 300;
 
 /// The load as a part of the server's capacity.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,6 +107,8 @@ pub(super) struct Served {
     pub(super) load: &'static str,
     pub(super) way: String,
     pub(super) requests: u64,
+    /// The fewest requests that a worker had answered before the first load, among the workers of all rounds.
+    pub(super) warmed_by: u64,
     pub(super) requests_per_second: Spread,
     /// Response time: 50th, 99th and 99.9th percentile.
     pub(super) microseconds: [Spread; 3],
@@ -132,14 +139,22 @@ pub(super) struct LeftOut {
 #[derive(Default, Serialize)]
 pub(super) struct Fair {
     pub(super) rounds: usize,
+    /// The number of requests that each worker was to answer before the first load.
+    pub(super) warm_up: u64,
     pub(super) served: Vec<Served>,
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Measures the named servers, or all, with each of the policies.
-pub(super) fn measure(effort: Effort, names: &[String], policies: &[String]) -> Result<Fair> {
+/// Measures the named servers, or all, with each of the policies. Each worker answers `warm_up` requests before.
+pub(super) fn measure(
+    effort: Effort,
+    warm_up: u64,
+    names: &[String],
+    policies: &[String],
+) -> Result<Fair> {
     let mut fair = Fair {
         rounds: effort.rounds,
+        warm_up,
         ..Fair::default()
     };
     for kind in &KINDS {
@@ -152,7 +167,7 @@ pub(super) fn measure(effort: Effort, names: &[String], policies: &[String]) -> 
                 .workers
                 .iter()
                 .try_fold(Vec::new(), |mut served, &workers| {
-                    served.extend(of_server(kind, workers, effort, policies)?);
+                    served.extend(of_server(kind, workers, effort, warm_up, policies)?);
                     Ok(served)
                 })
                 .map_err(|error: anyhow::Error| format!("{error:#}")),
@@ -177,6 +192,7 @@ fn of_server(
     kind: &Kind,
     workers: usize,
     effort: Effort,
+    warm_up: u64,
     policies: &[String],
 ) -> Result<Vec<Served>> {
     interrupt::check()?;
@@ -184,20 +200,27 @@ fn of_server(
         .into_iter()
         .chain(policies.iter().map(|policy| Way::Fair(policy)))
         .collect();
+    let start = |way| {
+        let server = kind.start(workers, way)?;
+        let warmed_by = warm(kind, &server, workers, warm_up);
+        anyhow::Ok((server, warmed_by))
+    };
     let most = {
-        let server = kind.start(workers, Way::Stock)?;
+        let (server, _) = start(Way::Stock)?;
         let pace = Load::Full.pace(0.0);
         load::send(server.address(), effort.requests, pace);
         let outcome = load::send(server.address(), effort.requests, pace);
         effort.requests as f64 / outcome.took.as_secs_f64()
     };
     let mut samples = vec![LOADS.map(|_| Vec::with_capacity(effort.rounds)); ways.len()];
+    let mut warmed_by = vec![u64::MAX; ways.len()];
     for round in 0..effort.rounds {
         for turn in 0..ways.len() {
             // The order of the ways changes from round to round.
             interrupt::check()?;
             let way = (round + turn) % ways.len();
-            let server = kind.start(workers, ways[way])?;
+            let (server, answered) = start(ways[way])?;
+            warmed_by[way] = warmed_by[way].min(answered);
             for (load, samples) in LOADS.iter().zip(&mut samples[way]) {
                 let requests = effort.requests;
                 samples.push(sample(kind, &server, requests, load.pace(most), workers));
@@ -211,7 +234,7 @@ fn of_server(
             Way::Stock => Way::Observed,
             other => other,
         };
-        let server = kind.start(workers, counted)?;
+        let (server, _) = start(counted)?;
         for (load, empty_wakes) in LOADS.iter().zip(empty_wakes) {
             *empty_wakes = count_empty_wakes(&server, effort.requests, load.pace(most));
         }
@@ -228,6 +251,7 @@ fn of_server(
                 effort.requests,
                 &samples[way][load],
             );
+            row.warmed_by = warmed_by[way];
             row.empty_wakes = empty_wakes[way][load];
             if matches!(which, Way::Fair(_)) && !kind.rotates {
                 let stock = Served::new(kind, workers, Way::Stock, *name, effort.requests, stock);
@@ -250,25 +274,61 @@ fn sample(kind: &Kind, server: &Server, requests: u64, pace: Pace, workers: usiz
         cpu_microseconds: per_request(used.nanoseconds) / 1000.0,
         switches: per_request(used.voluntary_switches + used.involuntary_switches),
         voluntary_switches: per_request(used.voluntary_switches),
-        fairness: match kind.shares {
-            Shares::Answers => fairness(&outcome, workers),
-            Shares::Written => of_shares(used.written.values().copied(), workers),
-        },
+        fairness: upoll_fair_state::fairness(shares(kind, &outcome, &used, workers).into_iter()),
         failures: outcome.failures,
     }
 }
 
-fn fairness(outcome: &Outcome, workers: usize) -> f64 {
-    of_shares(outcome.answers.values().copied(), workers)
+/// Returns the shares of the workers: answers, or bytes if those are counted.
+fn shares(kind: &Kind, outcome: &Outcome, used: &Used, workers: usize) -> Vec<u64> {
+    match kind.shares {
+        Shares::Answers => of_workers(outcome.answers.values(), workers),
+        Shares::Written => of_workers(used.written.values(), workers),
+    }
 }
 
-/// Returns Jain's index of `workers` shares. Shares of zero may be left out of `shares`.
-fn of_shares(shares: impl Iterator<Item = u64>, workers: usize) -> f64 {
-    let mut shares: Vec<_> = shares.filter(|&share| share > 0).collect();
+/// Returns the shares of `workers` workers. Shares of zero may be left out of `shares`.
+fn of_workers<'a>(shares: impl Iterator<Item = &'a u64>, workers: usize) -> Vec<u64> {
+    let mut shares: Vec<_> = shares.copied().filter(|&share| share > 0).collect();
     if shares.len() < workers {
         shares.resize(workers, 0);
     }
-    upoll_fair_state::fairness(shares.into_iter())
+    shares
+}
+
+/// Sends requests at full load until each worker has answered `least`. Returns the fewest answers of a worker.
+fn warm(kind: &Kind, server: &Server, workers: usize, least: u64) -> u64 {
+    let before = server.usage();
+    let mut outcome = Outcome::new();
+    send_until(least, workers, |requests| {
+        outcome.add(&load::send(
+            server.address(),
+            requests,
+            Load::Full.pace(0.0),
+        ));
+        let used = server.usage().since(&before);
+        shares(kind, &outcome, &used, workers)
+    })
+}
+
+/// Calls `send` with a part of the requests until each worker has answered `least`, the limit is reached or none is answered.
+/// `send` returns the shares of the workers since the first part. Returns the fewest answers of a worker.
+fn send_until(least: u64, workers: usize, mut send: impl FnMut(u64) -> Vec<u64>) -> u64 {
+    /// The most requests, as a multiple of those that equal shares take.
+    const LIMIT: u64 = 8;
+    const PARTS: u64 = 4;
+    let part = (least * workers as u64).div_ceil(PARTS);
+    let (mut sent, mut fewest) = (0, 0);
+    while fewest < least && sent < LIMIT * PARTS * part && !interrupt::is_pending() {
+        let shares = send(part);
+        sent += part;
+        let all: u64 = shares.iter().sum();
+        if all == 0 {
+            break;
+        }
+        fewest = shares.iter().min().copied().unwrap_or(0) * sent / all;
+    }
+    fewest
 }
 
 /// Returns `None` if the library has seen no wakeup.
@@ -333,6 +393,7 @@ impl Served {
             load: load.name(),
             way: way.name(),
             requests,
+            warmed_by: 0,
             requests_per_second: spread(&|sample| sample.requests_per_second),
             microseconds: [0, 1, 2]
                 .map(|which| spread(&|sample| sample.microseconds[which] as f64)),
@@ -354,8 +415,54 @@ mod tests {
 
     #[test]
     fn workers_that_answer_nothing_count() {
-        let near = |index: f64, expected: f64| (index - expected).abs() < 1e-9;
-        assert!(near(of_shares([4, 4].into_iter(), 8), 0.25));
-        assert!(near(of_shares([4, 0, 4, 0, 0].into_iter(), 2), 1.0));
+        assert_eq!(of_workers([4, 4].iter(), 4), [4, 4, 0, 0]);
+        assert_eq!(of_workers([4, 0, 4, 0, 0].iter(), 2), [4, 4]);
+    }
+
+    #[test]
+    fn requests_are_sent_until_the_slowest_worker_is_warm() {
+        // The second worker gets a sixth.
+        let mut sent = 0;
+        let warmed_by = send_until(100, 2, |requests| {
+            sent += requests;
+            vec![sent * 5 / 6, sent / 6]
+        });
+        assert!(warmed_by >= 100 && sent == 600, "{warmed_by} of {sent}");
+    }
+
+    #[test]
+    fn a_warm_up_counts_requests_if_the_shares_are_bytes() {
+        let mut sent = 0;
+        let warmed_by = send_until(100, 2, |requests| {
+            sent += requests;
+            vec![sent / 2 * 140, sent / 2 * 140]
+        });
+        assert_eq!((warmed_by, sent), (100, 200));
+    }
+
+    #[test]
+    fn a_warm_up_ends_though_a_worker_answers_nothing() {
+        let mut sent = 0;
+        let warmed_by = send_until(100, 2, |requests| {
+            sent += requests;
+            vec![sent, 0]
+        });
+        assert_eq!((warmed_by, sent), (0, 1600));
+    }
+
+    #[test]
+    fn a_warm_up_of_a_server_that_hangs_has_one_part() {
+        let mut parts = 0;
+        let warmed_by = send_until(100, 2, |_| {
+            parts += 1;
+            vec![0, 0]
+        });
+        assert_eq!((warmed_by, parts), (0, 1));
+    }
+
+    #[test]
+    fn a_warm_up_by_no_request_sends_none() {
+        let send = |_| -> Vec<u64> { panic!("nothing is to be sent") };
+        assert_eq!(send_until(0, 2, send), 0);
     }
 }
