@@ -1,6 +1,6 @@
 /* The queue of signals is full (RLIMIT_SIGPENDING) while signals come in the midst of calls. Each one that was sent
  * is handled once, with its value. They are handled in the order in which they were sent. The handler may use what
- * its thread is using. */
+ * its thread is using. The child of a fork gets none of them. */
 #include "../c/check.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -139,6 +139,100 @@ static int queued(void)
 	return queued;
 }
 
+static volatile int is_over;
+
+/* Takes room in the queue, and leaves it again. */
+static void *takes_room(void *nothing)
+{
+	struct timespec at_once = {0, 0};
+	union sigval value = {0};
+	sigset_t all, this;
+	sigfillset(&all);
+	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+	sigemptyset(&this);
+	sigaddset(&this, SIGRTMIN + 2);
+	while (!is_over)
+		if (pthread_sigqueue(pthread_self(), SIGRTMIN + 2, value) == 0)
+			CHECK(sigtimedwait(&this, NULL, &at_once) == SIGRTMIN + 2);
+	return nothing;
+}
+
+static void beside_another_thread(void)
+{
+	pthread_t other;
+	CHECK(pthread_create(&other, NULL, takes_room, NULL) == 0);
+	from_a_thread();
+	is_over = 1;
+	CHECK(pthread_join(other, NULL) == 0);
+}
+
+static void send_here(int value)
+{
+	receiver = pthread_self();
+	CHECK(send_to_thread(value) == 0);
+}
+
+static void set_limit(int limit_of_user)
+{
+	struct rlimit limit;
+	CHECK(getrlimit(RLIMIT_SIGPENDING, &limit) == 0);
+	limit.rlim_cur = limit_of_user;
+	CHECK(setrlimit(RLIMIT_SIGPENDING, &limit) == 0);
+}
+
+static volatile int children, handled_here, first_value;
+
+static void forks(int signal, siginfo_t *info, void *context)
+{
+	sigset_t this;
+	int status;
+	pid_t child;
+	(void)context;
+	if (handled_here++ == 0)
+		first_value = info->si_value.sival_int;
+	if (children++ > 0)
+		return;
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		handled_here = 0;
+		set_limit(queued() + 2);
+		send_here(7);
+		sigemptyset(&this);
+		sigaddset(&this, signal);
+		CHECK(sigprocmask(SIG_UNBLOCK, &this, NULL) == 0);
+		CHECK(handled_here == 1 && first_value == 7);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* The child of a fork has none of the signals that are pending in its parent. */
+static void a_handler_forks(void)
+{
+	struct sigaction action;
+	struct epoll_event event;
+	sigset_t this, before;
+	int base;
+	make();
+	CHECK(read(counter, &(uint64_t){0}, sizeof(uint64_t)) == -1 && errno == EAGAIN);
+	memset(&action, 0, sizeof action);
+	action.sa_sigaction = forks;
+	action.sa_flags = SA_SIGINFO;
+	CHECK(sigaction(SIGRTMIN + 1, &action, NULL) == 0);
+	sigemptyset(&this);
+	sigaddset(&this, SIGRTMIN + 1);
+	CHECK(sigprocmask(SIG_BLOCK, &this, &before) == 0);
+	base = queued();
+	set_limit(base + 2);
+	send_here(0), send_here(1);
+	/* The first one leaves, and there is no room for it any more. */
+	set_limit(base);
+	FAILS(epoll_pwait(set, &event, 1, -1, &before), EINTR);
+	CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+	CHECK(handled_here == 2 && first_value == 0);
+}
+
 int main(void)
 {
 	struct sigaction action;
@@ -156,5 +250,8 @@ int main(void)
 		from_a_process();
 		from_a_thread();
 	}
+	set_limit(queued() + 4);
+	beside_another_thread();
+	a_handler_forks();
 	return 0;
 }

@@ -28,7 +28,7 @@ use crate::fork_snapshot::SetSnapshots;
 use crate::kernel::{self, call, to_fd};
 use crate::set::SetWithFd;
 use crate::slot::in_use;
-use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, table};
+use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, signals, table};
 use upoll_sys::backoff::wait_until;
 
 /// Whether fork handlers are registered; one of the following.
@@ -210,6 +210,7 @@ fn forget_other_threads() {
     demote::forget_other_threads();
     figures::begin_in_child();
     select::forget_the_kernels_table();
+    signals::begin_in_child();
 }
 
 /// Takes no lock that another thread of the parent may hold. Memory is allocated if there are sets to

@@ -28,7 +28,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
-use upoll_sys::signals::{OF_FAULTS, change};
+use upoll_sys::signals::{OF_FAULTS, bit, change};
 
 use upoll::Errno;
 
@@ -366,6 +366,38 @@ fn send(signal: i32, information: &Information) -> Result<usize, Errno> {
     }
 }
 
+/// Takes the next signal of a number that is pending.
+fn next_pending(signal: i32) -> Option<Information> {
+    let mut next: Information = [0; 16];
+    let (set, at_once) = (
+        bit(signal),
+        libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+    );
+    let (this, place, limit) = (&raw const set, &raw mut next, &raw const at_once);
+    // SAFETY: all are live, and the set has this size.
+    let taken = unsafe { call!(SYS_rt_sigtimedwait, this, place, limit, size_of::<u64>()) };
+    taken.is_ok().then_some(next)
+}
+
+/// Returns whether information is that of a signal.
+fn is_of(signal: i32, information: &Information) -> bool {
+    information[0] & u64::from(u32::MAX) == u64::from(signal.cast_unsigned())
+}
+
+/// Forgets what is kept, in the child of a fork: pending signals are the parent's.
+#[unsafe(link_section = "upoll_fork")]
+pub(crate) fn begin_in_child() {
+    PUT_OFF.with(|own| {
+        // A page is not to be copied for what is right already.
+        if !own.kept.get().is_null() {
+            own.kept.set(ptr::null_mut());
+        }
+    });
+}
+
 /// Signals up to this one are not queued: at most one of each is pending.
 const ONE_AT_A_TIME: i32 = 31;
 
@@ -375,7 +407,7 @@ const ONE_AT_A_TIME: i32 = 31;
 /// that was kept first. Its own is kept instead, if it was no carrier.
 struct Kept {
     information: Information,
-    next: *mut Kept,
+    next: Cell<*mut Kept>,
 }
 
 impl PutOff {
@@ -396,20 +428,28 @@ impl PutOff {
         carrier
     }
 
-    /// Returns whether a signal is a carrier as it was sent, or a mark that became one.
+    /// Returns whether a signal is a carrier. One for which there was no room is any signal without information, as long
+    /// as something is kept.
     fn is_carrier(&self, signal: i32, information: &Information) -> bool {
-        // The address of the mark is tested first: it is in no other signal.
+        let mut bare = [0; 16];
+        bare[0] = u64::from(signal.cast_unsigned());
+        // The address is tested first: it is in no other signal.
         information[3] == ptr::from_ref(self).expose_provenance() as u64
-            && [self.mark(signal), self.carrier(signal)].contains(information)
+            && *information == self.carrier(signal)
+            || *information == bare && self.kept(signal).next().is_some()
     }
 
-    /// Sends a delayed signal to this thread. Returns whether there was room for it.
-    fn send_again(&self, signal: i32, information: Information) -> bool {
-        match signal > ONE_AT_A_TIME && self.is_carrier(signal, &information) {
-            true => send(signal, &self.carrier(signal)),
-            false => send(signal, &information),
-        }
-        .is_ok()
+    /// Returns the information that is kept of a signal, the oldest first.
+    fn kept(&self, signal: i32) -> impl Iterator<Item = Information> {
+        let mut at = self.kept.get();
+        let all = std::iter::from_fn(move || {
+            // SAFETY: the thread's own list, in which each element is live until `take` has removed it.
+            let kept = unsafe { at.as_ref() }?;
+            let information = kept.information;
+            at = kept.next.get();
+            Some(information)
+        });
+        all.filter(move |information| is_of(signal, information))
     }
 
     /// Keeps the information of a signal. Returns whether there was memory for it.
@@ -419,13 +459,13 @@ impl PutOff {
         if kept.is_null() {
             return false;
         }
-        let next = ptr::null_mut();
+        let next = Cell::new(ptr::null_mut());
         // SAFETY: it is new memory of that size.
         unsafe { kept.write(Kept { information, next }) };
         let mut last = &self.kept;
-        while !last.get().is_null() {
-            // SAFETY: the thread's own list, in which each element is live until `take` has removed it.
-            last = Cell::from_mut(unsafe { &mut (*last.get()).next });
+        // SAFETY: as in `kept`.
+        while let Some(kept) = unsafe { last.get().as_ref() } {
+            last = &kept.next;
         }
         last.set(kept);
         true
@@ -434,22 +474,52 @@ impl PutOff {
     /// Takes the information of a signal that was kept first.
     fn take(&self, signal: i32) -> Option<Information> {
         let mut place = &self.kept;
-        while !place.get().is_null() {
-            let kept = place.get();
-            // SAFETY: as in `keep`.
-            let information = unsafe { (*kept).information };
-            if information[0] & u64::from(u32::MAX) == u64::from(signal.cast_unsigned()) {
-                // SAFETY: as in `keep`, which has allocated it so. Nothing refers to it any more.
-                unsafe {
-                    place.set((*kept).next);
-                    dealloc(kept.cast(), Layout::new::<Kept>());
-                }
+        loop {
+            // SAFETY: as in `kept`.
+            let kept = unsafe { place.get().as_ref() }?;
+            if is_of(signal, &kept.information) {
+                let (information, taken) = (kept.information, place.get());
+                place.set(kept.next.get());
+                // SAFETY: `keep` has allocated it so. Nothing refers to it any more.
+                unsafe { dealloc(taken.cast(), Layout::new::<Kept>()) };
                 return Some(information);
             }
-            // SAFETY: as above.
-            place = Cell::from_mut(unsafe { &mut (*kept).next });
+            place = &kept.next;
         }
-        None
+    }
+
+    /// Sends what is kept of a signal again, before all others that this thread was sent. If the queue has no room for all of
+    /// it, none of it is sent but a carrier: what is kept has to be older than what the queue has.
+    ///
+    /// Signals are held back.
+    fn send_again(&self, signal: i32) {
+        let mark = self.mark(signal);
+        if send(signal, &mark).is_ok() {
+            // Signals that were sent to this thread before the mark come after the delayed one.
+            while let Some(next) = next_pending(signal).filter(|next| *next != mark) {
+                // Without memory for it, it comes out of turn.
+                if !self.is_carrier(signal, &next) && !self.keep(next) {
+                    let _ = send(signal, &next);
+                }
+            }
+            let kept = self.kept(signal);
+            let sent = kept
+                .take_while(|information| send(signal, information).is_ok())
+                .count();
+            if self.kept(signal).nth(sent).is_none() {
+                while self.take(signal).is_some() {}
+                return;
+            }
+            for back in self.kept(signal).take(sent) {
+                // Other threads may have sent signals meanwhile.
+                while let Some(next) = next_pending(signal).filter(|next| *next != back) {
+                    if !self.is_carrier(signal, &next) {
+                        self.keep(next);
+                    }
+                }
+            }
+        }
+        let _ = send(signal, &self.carrier(signal));
     }
 
     /// Replaces the information of a signal, whose handler is about to be called, by that which was kept first. Returns
@@ -469,36 +539,19 @@ impl PutOff {
     fn exchange(&self, signal: i32, information: &mut Information) -> bool {
         let before = hold_back();
         let is_carrier = self.is_carrier(signal, information);
-        // A carrier for which there was no room.
-        let mut bare = [0; 16];
-        bare[0] = information[0];
-        let has_none = is_carrier || *information == bare;
         // Without memory for its own, the signal is handled out of turn.
-        let first = match has_none || self.keep(*information) {
+        let first = match is_carrier || self.keep(*information) {
             true => self.take(signal),
             false => None,
         };
         if let Some(first) = first {
             *information = first;
-            if self.is_kept(signal) {
+            if self.kept(signal).next().is_some() {
                 let _ = send(signal, &self.carrier(signal));
             }
         }
         set_mask(before);
         is_carrier && first.is_none()
-    }
-
-    fn is_kept(&self, signal: i32) -> bool {
-        let mut at = self.kept.get();
-        while !at.is_null() {
-            // SAFETY: as in `keep`.
-            let kept = unsafe { &*at };
-            if kept.information[0] & u64::from(u32::MAX) == u64::from(signal.cast_unsigned()) {
-                return true;
-            }
-            at = kept.next;
-        }
-        false
     }
 
     /// # Safety
@@ -510,42 +563,21 @@ impl PutOff {
         info: *const libc::siginfo_t,
         context: *mut libc::ucontext_t,
     ) -> bool {
-        let bit = 1_u64 << (signal - 1);
+        let bit = bit(signal);
         // From here on no handler can interrupt this one, whose context is not that of the call. The
         // mask is that of the sleep, that of the action, and the signal itself unless it has
         // `SA_NODEFER`.
         let now = hold_back();
-        // SAFETY: the signal is live; the kernel reads what came with it.
-        unsafe {
-            let is_queued = signal > ONE_AT_A_TIME;
-            let mark = self.mark(signal);
-            let mut is_marked = is_queued && send(signal, &mark).is_ok();
-            let information = info.cast::<Information>().read();
-            let is_sent = self.send_again(signal, information);
-            if is_marked && is_sent {
-                // Signals that were sent to this thread before the mark come after the delayed one.
-                let (this, size) = (&raw const bit, size_of::<u64>());
-                let at_once = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: 0,
-                };
-                let mut next: Information = [0; 16];
-                let (place, limit) = (&raw mut next, &raw const at_once);
-                while call!(SYS_rt_sigtimedwait, this, place, limit, size).is_ok() && next != mark {
-                    if !self.send_again(signal, next) {
-                        self.keep(next);
-                    }
-                }
-                is_marked = false;
-            }
-            // The queue is full.
-            let is_kept = is_sent || is_queued && self.keep(information);
-            let is_carried =
-                is_marked || !self.is_kept(signal) || send(signal, &self.carrier(signal)).is_ok();
-            if !is_kept || !is_carried {
-                set_mask(now);
-                return false;
-            }
+        // SAFETY: the caller's contract.
+        let information = unsafe { info.cast::<Information>().read() };
+        if signal > ONE_AT_A_TIME
+            && (self.is_carrier(signal, &information) || self.keep(information))
+        {
+            self.send_again(signal);
+        } else if send(signal, &information).is_err() {
+            // There is neither memory for it nor room in the queue.
+            set_mask(now);
+            return false;
         }
         // SAFETY: the caller's contract.
         let mask = unsafe { &mut *mask_in(context) };
