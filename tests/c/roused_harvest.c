@@ -52,7 +52,7 @@ static void *looks(void *unused)
 		CHECK(epoll_pwait(epfd, events, turn, 20, &mask) == 0);
 	}
 #ifndef KERNEL_ONLY
-	/* Threads are still being woken: the ADD gives the one in the handler a second. A busy machine may take longer. */
+	/* Threads are still being woken: the ADD waits a second for the thread in the handler. A busy machine may be slower. */
 	CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
 	if ((now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000 < 500)
 		CHECK(!atomic_load(&is_added));

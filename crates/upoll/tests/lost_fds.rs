@@ -747,7 +747,7 @@ impl Pollable for ReadyFor {
     }
 }
 
-/// What the first look has found may be gone in the second one, after the repair.
+/// An event of the first look may be gone in the second look, after the repair.
 #[test]
 fn a_poll_that_makes_a_set_anew_reports_what_its_last_look_has_found() {
     let _alone = alone();

@@ -322,7 +322,7 @@ impl Rotation {
         }
     }
 
-    /// Gives the workers of `set`, which is this state's, the slack that the program has set, if there is a source.
+    /// Applies the program's slack to the workers of `set`, which is this state's. Does nothing without a source.
     pub(super) fn apply_slack(&self, set: &Set) {
         let source = self.source.lock();
         if let Some(source) = source.filter(|&source| self.is_current(source)) {
@@ -457,7 +457,7 @@ impl SourceFd {
         (self.wanted - as_asked - Events::ALWAYS).is_empty() && self.wanted.intersects(as_asked)
     }
 
-    /// Gives the workers of `set` the slack that the program has set. A worker of a source that is not level-triggered
+    /// Applies the program's slack to the workers of `set`. A worker of a source that is not level-triggered
     /// cannot find out whether it may go on. The source's lock is held.
     fn apply_slack_to(self, set: &Set) {
         let slack = match self.is_level() {

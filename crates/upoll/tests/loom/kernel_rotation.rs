@@ -116,7 +116,7 @@ fn a_worker_that_goes_on_beside_one_that_ends_has_the_event() {
     }
 }
 
-/// One of two workers sleeps, is chosen, and ends, while the other one goes on, or has used up its lead.
+/// A worker sleeps, is chosen, and ends. The other worker goes on meanwhile, or has used up its lead.
 #[test]
 fn an_event_that_is_offered_to_a_worker_that_goes_on_is_not_lost() {
     for slack in [1, 4] {
@@ -513,7 +513,7 @@ fn a_thread_beside_another_one_in_an_edge_triggered_set_has_what_it_has_left() {
         pass_time();
         let (set, ends) = (worker.clone(), other.clone());
         let limited = thread::spawn(move || {
-            // What this thread takes is not left to the other one.
+            // The other thread does not get the event that this one takes.
             if wait(&set, LIMIT).unwrap() > 0 {
                 ends.try_write(1).unwrap();
             }

@@ -145,7 +145,7 @@ pub(super) struct Fair {
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Measures the named servers, or all, with each of the policies. Each worker answers `warm_up` requests before.
+/// Measures the named servers, or all, with each of the policies. Workers are warmed by `warm_up` requests each.
 pub(super) fn measure(
     effort: Effort,
     warm_up: u64,
