@@ -373,89 +373,95 @@ fn limit_of_files(limit: Option<libc::rlim_t>) -> libc::rlimit {
 #[test]
 fn a_thousand_registrations_all_wake_and_leave_nothing() {
     let _alone = alone();
-    limit_of_files(None);
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let before = open_in(ALL).count();
-    let (reader, mut writer) = pipe().unwrap();
-    let mut sets = Vec::new();
-    let mut waits = Vec::new();
-    for at in 0..1000 {
-        if at % 4 == 0 {
-            let set = Epoll::new().unwrap();
-            set.add(&reader, IN).unwrap();
-            waits.push(Box::pin(Readiness::new(&set, Events::IN).unwrap()));
-            sets.push(set);
-        } else {
-            waits.push(Box::pin(Readiness::new(&reader, Events::IN).unwrap()));
+    in_child(|| {
+        limit_of_files(None);
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let before = open_in(ALL).count();
+        let (reader, mut writer) = pipe().unwrap();
+        let mut sets = Vec::new();
+        let mut waits = Vec::new();
+        for at in 0..1000 {
+            if at % 4 == 0 {
+                let set = Epoll::new().unwrap();
+                set.add(&reader, IN).unwrap();
+                waits.push(Box::pin(Readiness::new(&set, Events::IN).unwrap()));
+                sets.push(set);
+            } else {
+                waits.push(Box::pin(Readiness::new(&reader, Events::IN).unwrap()));
+            }
         }
-    }
-    let tasks: Vec<Arc<Calls>> = waits.iter().map(|_| Arc::default()).collect();
-    for (wait, task) in waits.iter_mut().zip(&tasks) {
-        assert!(polled(wait.as_mut(), task).is_pending());
-    }
-    fill(&mut writer);
-    for task in &tasks {
-        task.until(1);
-    }
-    for (wait, task) in waits.iter_mut().zip(&tasks) {
-        assert_eq!(polled(wait.as_mut(), task), Poll::Ready(Events::IN));
-    }
-    drop((waits, sets, reader, writer));
-    // Seals of the sets stay.
-    let left = open_in(ALL).count() - before;
-    assert!(left <= 1000 / 4 / 8 + 2, "{left} fds are left");
+        let tasks: Vec<Arc<Calls>> = waits.iter().map(|_| Arc::default()).collect();
+        for (wait, task) in waits.iter_mut().zip(&tasks) {
+            assert!(polled(wait.as_mut(), task).is_pending());
+        }
+        fill(&mut writer);
+        for task in &tasks {
+            task.until(1);
+        }
+        for (wait, task) in waits.iter_mut().zip(&tasks) {
+            assert_eq!(polled(wait.as_mut(), task), Poll::Ready(Events::IN));
+        }
+        drop((waits, sets, reader, writer));
+        // Seals of the sets stay.
+        let left = open_in(ALL).count() - before;
+        assert!(left <= 1000 / 4 / 8 + 2, "{left} fds are left");
+    });
 }
 
 #[test]
 fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     let _alone = alone();
-    let (reader, mut writer) = pipe().unwrap();
-    let set = Epoll::new().unwrap();
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let before: Vec<_> = open_in(ALL).collect();
     in_child(|| {
-        limit_of_files(Some(3));
-        for refused in [
-            Watch::new(&reader, Events::IN, |_| ()).err(),
-            Readiness::new(&reader, Events::IN).err(),
-            set.add(&reader, IN).err(),
-        ] {
-            assert_eq!(refused, Some(Errno::MFILE));
-        }
+        let (reader, mut writer) = pipe().unwrap();
+        let set = Epoll::new().unwrap();
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let before: Vec<_> = open_in(ALL).collect();
+        in_child(|| {
+            limit_of_files(Some(3));
+            for refused in [
+                Watch::new(&reader, Events::IN, |_| ()).err(),
+                Readiness::new(&reader, Events::IN).err(),
+                set.add(&reader, IN).err(),
+            ] {
+                assert_eq!(refused, Some(Errno::MFILE));
+            }
+        });
+        let all = limit_of_files(Some(3));
+        let refused = Watch::new(&reader, Events::IN, |_| ()).err();
+        limit_of_files(Some(all.rlim_cur));
+        assert_eq!(refused, Some(Errno::MFILE));
+        assert!(open_in(ALL).eq(before));
+        let (_watch, _, calls) = watched(&reader, Events::IN);
+        fill(&mut writer);
+        calls.until(1);
     });
-    let all = limit_of_files(Some(3));
-    let refused = Watch::new(&reader, Events::IN, |_| ()).err();
-    limit_of_files(Some(all.rlim_cur));
-    assert_eq!(refused, Some(Errno::MFILE));
-    assert!(open_in(ALL).eq(before));
-    let (_watch, _, calls) = watched(&reader, Events::IN);
-    fill(&mut writer);
-    calls.until(1);
 }
 
 /// The next ADD uses all that a refused one has made for a set, and it goes with the set.
 #[test]
 fn refused_adds_leave_no_more_than_one_does() {
     let _alone = alone();
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let before: Vec<_> = open_in(ALL).collect();
-    let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
-    above.add(&set, IN).unwrap();
-    let watches = [watched(&set, Events::IN), watched(&above, Events::IN)];
-    let shown = set.readiness_fd().unwrap();
-    let refuse = || assert_eq!(set.add(&file, IN), Err(Errno::PERM));
-    refuse();
-    let after_one: Vec<_> = open_in(ALL).collect();
-    (0..100).for_each(|_| refuse());
-    assert_eq!(open_in(ALL).collect::<Vec<_>>(), after_one);
-    drop((watches, set, above, shown));
-    // A seal may stay.
-    let left = open_in(ALL).count() - before.len();
-    assert!(left <= 1, "{left} fds are left");
+    in_child(|| {
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let before: Vec<_> = open_in(ALL).collect();
+        let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
+        above.add(&set, IN).unwrap();
+        let watches = [watched(&set, Events::IN), watched(&above, Events::IN)];
+        let shown = set.readiness_fd().unwrap();
+        let refuse = || assert_eq!(set.add(&file, IN), Err(Errno::PERM));
+        refuse();
+        let after_one: Vec<_> = open_in(ALL).collect();
+        (0..100).for_each(|_| refuse());
+        assert_eq!(open_in(ALL).collect::<Vec<_>>(), after_one);
+        drop((watches, set, above, shown));
+        // A seal may stay.
+        let left = open_in(ALL).count() - before.len();
+        assert!(left <= 1, "{left} fds are left");
+    });
 }
 
 /// Without room for another thread.

@@ -44,6 +44,14 @@ impl Calls {
         assert!(made.0 >= count, "{} calls of {count}", made.0);
     }
 
+    /// Waits until the calls together have had `events`.
+    pub fn until_events(&self, events: Events) {
+        let made = self.made.lock().unwrap();
+        let few = |made: &mut (usize, u32)| made.1 & events.bits() != events.bits();
+        let (made, _) = self.changed.wait_timeout_while(made, LONG, few).unwrap();
+        assert!(Events::from_bits_retain(made.1).contains(events));
+    }
+
     pub fn count(&self) -> usize {
         self.made.lock().unwrap().0
     }
