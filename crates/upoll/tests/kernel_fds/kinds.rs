@@ -31,7 +31,7 @@ fn until(fd: &impl AsFd, events: Events) {
         revents: 0,
     };
     // SAFETY: one live pollfd.
-    assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 20_000) }, 1);
+    assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 60_000) }, 1);
 }
 
 /// Watches `fd` in all ways. `poke` makes it ready for `IN`, which is an event each time, and

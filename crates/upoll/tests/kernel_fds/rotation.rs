@@ -491,7 +491,7 @@ fn a_worker_learns_of_the_source_that_one_of_two_rotating_sets_keeps() {
         let sleeper = worker.clone();
         let sleeping = thread::spawn(move || {
             let began = Instant::now();
-            let limit = Duration::from_secs(20);
+            let limit = LONG;
             let found = sleeper.wait(&mut [Event::default(); 2], limit);
             // A wait reports an event that it finds when its limit ends, so the time is checked as
             // well.
