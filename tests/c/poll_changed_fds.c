@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 
-enum { LONG = 60000, SHORT = 5000 };
+enum { LONG = 60000, SHORT = 3000 };
 
 static void on_signal(int signal)
 {
