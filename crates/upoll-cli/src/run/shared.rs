@@ -105,6 +105,8 @@ mod tests {
     #[test]
     fn only_the_file_of_a_run_that_has_ended_is_removed() {
         let folder = std::env::temp_dir().join(format!("upoll-stale-{}", std::process::id()));
+        // A process with this ID may have left it.
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).expect("the name is unique");
         let place = |prefix: &str, process: u32, rest: &str| {
             folder.join(format!("{prefix}{process}{rest}"))
