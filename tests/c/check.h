@@ -67,10 +67,12 @@ static inline long cpu_time(void)
 	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
-/* Waits until a process or thread sleeps. On a busy machine this may take some time. */
+/* Waits until a process or thread sleeps. On a busy machine this may take some time. One look may
+ * meet a short sleep on the way, for a lock. */
 static inline void wait_until_asleep(int tid)
 {
 	char path[64], line[512], *state;
+	int looks = 0;
 	do {
 		FILE *stat;
 		sleep_ms(1);
@@ -81,7 +83,8 @@ static inline void wait_until_asleep(int tid)
 		/* The name before the state may contain any character. */
 		state = strrchr(line, ')');
 		CHECK(state != NULL);
-	} while (state[2] != 'S');
+		looks = state[2] == 'S' ? looks + 1 : 0;
+	} while (looks < 3);
 }
 
 static inline int add(int epfd, int fd, uint32_t events, uint64_t data)

@@ -69,7 +69,7 @@ int main(void)
 {
 	int ends[2];
 
-	alarm(100);
+	alarm(300);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 	near = ends[0];

@@ -1,10 +1,24 @@
 /* A close does not end calls of other threads that use the fd. They keep the open file. */
 #include "check.h"
+#include <sys/syscall.h>
 
 static int fds[2], epfd;
+static volatile int tid;
+
+/* Starts a thread, and waits until it sleeps: a call that begins later finds its fd closed. */
+static void begin(pthread_t *thread, void *(*calls)(void *), void *result)
+{
+	tid = 0;
+	CHECK(pthread_create(thread, NULL, calls, result) == 0);
+	while (tid == 0)
+		sleep_ms(1);
+	sleep_ms(100);
+	wait_until_asleep(tid);
+}
 
 static void *reads(void *result)
 {
+	tid = (int)syscall(SYS_gettid);
 	*(ssize_t *)result = read(fds[0], (char *)result + 8, 8);
 	return NULL;
 }
@@ -12,6 +26,7 @@ static void *reads(void *result)
 static void *waits(void *result)
 {
 	struct epoll_event event;
+	tid = (int)syscall(SYS_gettid);
 	*(ssize_t *)result = epoll_wait(epfd, &event, 1, -1);
 	return NULL;
 }
@@ -34,8 +49,7 @@ int main(void)
 	/* A read of an eventfd gets the value that is written to a duplicate. */
 	fds[0] = eventfd(0, 0);
 	copy = dup(fds[0]);
-	CHECK(pthread_create(&thread, NULL, reads, result) == 0);
-	sleep_ms(100);
+	begin(&thread, reads, result);
 	CHECK(close(fds[0]) == 0);
 	CHECK(eventfd_write(copy, 4) == 0);
 	CHECK(pthread_join(thread, NULL) == 0);
@@ -46,8 +60,7 @@ int main(void)
 
 	/* A read of a pipe gets bytes that are written after its fd was closed. */
 	CHECK(pipe(fds) == 0);
-	CHECK(pthread_create(&thread, NULL, reads, result) == 0);
-	sleep_ms(100);
+	begin(&thread, reads, result);
 	CHECK(close(fds[0]) == 0);
 	CHECK(write(fds[1], "late", 4) == 4);
 	CHECK(pthread_join(thread, NULL) == 0);
@@ -61,8 +74,7 @@ int main(void)
 	epfd = epoll_create1(0);
 	fd = eventfd(0, 0);
 	CHECK(add(epfd, fd, EPOLLIN, 1) == 0);
-	CHECK(pthread_create(&thread, NULL, waits, &count) == 0);
-	sleep_ms(100);
+	begin(&thread, waits, &count);
 	CHECK(close(epfd) == 0);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, fd, NULL), EBADF);
 	CHECK(eventfd_write(fd, 1) == 0);

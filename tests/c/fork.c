@@ -17,7 +17,7 @@ static void *polls(void *unused)
 	struct pollfd entry = {0, POLLIN, 0};
 	(void)unused;
 	entry.fd = waited[1];
-	CHECK(poll(&entry, 1, 30000) == 1 && entry.revents == POLLIN);
+	CHECK(poll(&entry, 1, 60000) == 1 && entry.revents == POLLIN);
 	return NULL;
 }
 
@@ -27,7 +27,7 @@ static void *waits(void *unused)
 	int epfd = epoll_create1(0);
 	(void)unused;
 	CHECK(add(epfd, waited[2], EPOLLIN, 8) == 0);
-	CHECK(epoll_wait(epfd, &event, 1, 30000) == 1 && event.data.u64 == 8);
+	CHECK(epoll_wait(epfd, &event, 1, 60000) == 1 && event.data.u64 == 8);
 	return NULL;
 }
 

@@ -52,7 +52,7 @@ static void *wait_in_poll(void *arg)
 {
 	struct made *made = arg;
 	struct pollfd fds[] = {{made->counter, POLLIN, 0}, {made->limited, POLLIN, 0}, {made->near, POLLIN, 0}};
-	CHECK(poll(fds, 3, 20000) == 1);
+	CHECK(poll(fds, 3, 60000) == 1);
 	return NULL;
 }
 
@@ -67,14 +67,14 @@ static void use(struct made *made)
 	CHECK(write(made->counter, &value, 8) == 8);
 	CHECK(pthread_join(thread, NULL) == 0);
 	wait_in_poll(made);
-	CHECK(epoll_wait(made->above, &event, 1, 20000) == 1 && event.data.u64 == 4);
-	CHECK(epoll_wait(made->set, &event, 1, 20000) == 1 && event.data.u64 == 1);
+	CHECK(epoll_wait(made->above, &event, 1, 60000) == 1 && event.data.u64 == 4);
+	CHECK(epoll_wait(made->set, &event, 1, 60000) == 1 && event.data.u64 == 1);
 	CHECK(read(made->counter, &value, 8) == 8);
 	CHECK(write(made->limited, &value, 8) == 8);
-	CHECK(epoll_wait(made->set, &event, 1, 20000) == 1 && event.data.u64 == 3);
+	CHECK(epoll_wait(made->set, &event, 1, 60000) == 1 && event.data.u64 == 3);
 	CHECK(read(made->limited, &value, 8) == 8);
 	CHECK(write(made->far, "x", 1) == 1);
-	CHECK(epoll_wait(made->set, &event, 1, 20000) == 1 && event.data.u64 == 2);
+	CHECK(epoll_wait(made->set, &event, 1, 60000) == 1 && event.data.u64 == 2);
 }
 
 static void close_all(struct made *made)

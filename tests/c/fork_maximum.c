@@ -59,7 +59,7 @@ static void *polls(void *argument)
 {
 	struct waiting *waiting = argument;
 	struct pollfd entry = {waiting->polled, POLLIN, 0};
-	CHECK(poll(&entry, 1, 30000) == 1 && entry.revents == POLLIN);
+	CHECK(poll(&entry, 1, 60000) == 1 && entry.revents == POLLIN);
 	return NULL;
 }
 
@@ -67,7 +67,7 @@ static void *waits(void *argument)
 {
 	struct waiting *waiting = argument;
 	struct epoll_event event;
-	CHECK(epoll_wait(waiting->epfd, &event, 1, 30000) == 1);
+	CHECK(epoll_wait(waiting->epfd, &event, 1, 60000) == 1);
 	CHECK(event.events == EPOLLIN && event.data.u64 == 5);
 	return NULL;
 }

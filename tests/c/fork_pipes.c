@@ -228,7 +228,7 @@ static void *polls(void *argument)
 {
 	struct waiting *waiting = argument;
 	struct pollfd entry = {waiting->fds[0], POLLIN, 0};
-	CHECK(poll(&entry, 1, 30000) == 1 && entry.revents == POLLIN);
+	CHECK(poll(&entry, 1, 60000) == 1 && entry.revents == POLLIN);
 	return NULL;
 }
 
@@ -236,7 +236,7 @@ static void *waits(void *argument)
 {
 	struct waiting *waiting = argument;
 	struct epoll_event event;
-	CHECK(epoll_wait(waiting->epfd, &event, 1, 30000) == 1);
+	CHECK(epoll_wait(waiting->epfd, &event, 1, 60000) == 1);
 	CHECK(event.events == EPOLLIN && event.data.u64 == 8);
 	return NULL;
 }
@@ -324,7 +324,7 @@ static void sets_go_along(void)
 		CHECK(read(other[0], &event, 1) == 1);
 		_exit(0);
 	}
-	CHECK(epoll_wait(epfd, &event, 1, 30000) == 1 && event.data.u64 == 1);
+	CHECK(epoll_wait(epfd, &event, 1, 60000) == 1 && event.data.u64 == 1);
 	CHECK(read(fds[0], &event, 1) == 1);
 	CHECK(write(other[1], "y", 1) == 1);
 	joins(child);
@@ -349,8 +349,8 @@ static void nests_go_along(void)
 		CHECK(epoll_wait(outer, &event, 1, 0) == 1 && event.data.u64 == 2);
 		_exit(0);
 	}
-	CHECK(epoll_wait(outer, &event, 1, 30000) == 1 && event.data.u64 == 2);
-	CHECK(epoll_wait(inner, &event, 1, 30000) == 1 && event.data.u64 == 1);
+	CHECK(epoll_wait(outer, &event, 1, 60000) == 1 && event.data.u64 == 2);
+	CHECK(epoll_wait(inner, &event, 1, 60000) == 1 && event.data.u64 == 1);
 	joins(child);
 	CHECK(read(fds[0], &event, 1) == 1);
 	CHECK(epoll_wait(outer, &event, 1, 0) == 0);

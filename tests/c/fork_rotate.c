@@ -35,7 +35,7 @@ int main(void)
 		CHECK(close(sets[0]) == 0 && close(rotating) == 0);
 		/* Both processes share the count of the source. */
 		CHECK(epoll_wait(counts, &event, 1, 0) == 0 && eventfd_write(counter, 1) == 0);
-		CHECK(epoll_wait(counts, &event, 1, 1000) == 1 && event.data.u64 == 8);
+		CHECK(epoll_wait(counts, &event, 1, 60000) == 1 && event.data.u64 == 8);
 		/* A rotating set of the child with a shared source. */
 		rotating = epoll_create1(EPOLL_ROTATE);
 		CHECK(add(rotating, fds[1], EPOLLOUT, 7) == 0);
@@ -45,7 +45,7 @@ int main(void)
 	}
 	FAILS(upoll_demote(rotating), EOPNOTSUPP);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	CHECK(epoll_wait(counts, &event, 1, 1000) == 1 && event.data.u64 == 8);
+	CHECK(epoll_wait(counts, &event, 1, 60000) == 1 && event.data.u64 == 8);
 	end_workers(fds[1]);
 	return 0;
 }

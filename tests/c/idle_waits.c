@@ -61,10 +61,14 @@ static void in_read(int ms)
 static void sleeps(void (*wait)(int))
 {
 	long begun;
+	int tries = 0;
 	wait(1);
-	begun = processor_time();
-	wait(LIMIT_MS);
-	CHECK(processor_time() - begun < MOST_US);
+	/* A call that spins does so each time. */
+	do {
+		CHECK(tries++ < 3);
+		begun = processor_time();
+		wait(LIMIT_MS);
+	} while (processor_time() - begun >= MOST_US);
 }
 
 int main(void)

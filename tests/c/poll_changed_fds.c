@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 
-enum { LONG = 20000, SHORT = 1500 };
+enum { LONG = 60000, SHORT = 3000 };
 
 static void on_signal(int signal)
 {
@@ -23,7 +23,9 @@ struct change {
 static void *change(void *argument)
 {
 	struct change *todo = argument;
+	/* A call that begins later finds another file from the beginning. */
 	sleep_ms(200);
+	wait_until_asleep(getpid());
 	if (todo->other >= 0)
 		CHECK(dup2(todo->other, todo->fd) == todo->fd);
 	else

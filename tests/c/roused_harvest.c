@@ -4,9 +4,10 @@
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 
 static int epfd, sockets[2];
-static atomic_int is_added;
+static atomic_int is_added, tid;
 static sem_t in_handler, go_on, looked;
 
 static void waits_for_the_end(int signal)
@@ -20,7 +21,8 @@ static void waits_for_the_end(int signal)
 static void *waits(void *unused)
 {
 	struct epoll_event event;
-	FAILS(epoll_wait(epfd, &event, 1, 60000), EINTR);
+	tid = (int)syscall(SYS_gettid);
+	FAILS(epoll_wait(epfd, &event, 1, 600000), EINTR);
 	return unused;
 }
 
@@ -78,7 +80,10 @@ int main(void)
 
 	/* A thread that stays in its wait as long as its handler runs. */
 	CHECK(pthread_create(&waiting, NULL, waits, NULL) == 0);
+	while (tid == 0)
+		sleep_ms(1);
 	sleep_ms(100);
+	wait_until_asleep(tid);
 	CHECK(pthread_kill(waiting, SIGUSR1) == 0);
 	while (sem_wait(&in_handler) == -1)
 		;

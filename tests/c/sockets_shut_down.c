@@ -7,7 +7,7 @@ int main(void)
 {
 	int near[2], set = epoll_create1(0), counter = eventfd(0, EFD_NONBLOCK), fd;
 	struct epoll_event event;
-	alarm(60);
+	alarm(300);
 	/* Where the program may open no such socket, the library's can be shut down. */
 	fd = socket(AF_NETLINK, SOCK_DGRAM, NETLINK_USERSOCK);
 	if (fd < 0)

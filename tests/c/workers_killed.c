@@ -97,7 +97,7 @@ static void round_of(int with_maximum)
 
 int main(void)
 {
-	alarm(100);
+	alarm(300);
 	done = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(done != MAP_FAILED);
 	round_of(0);

@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 4, TOO_LONG = 10 };
+enum { WORKERS = 4, TOO_LONG = 60 };
 /* Where only one is left, nobody's turn makes the kernel look at the socket. */
 #define WORKERS_OF(call) ((call) == NEIGHBOUR ? 2 : WORKERS)
 enum way { KILLED, STOPPED, BUSY, DELETES, PAUSES, CLOSES, FORGETS, WAYS };

@@ -162,7 +162,9 @@ static volatile int is_over;
 
 static void *interrupts(void *how)
 {
+	/* A signal before the call would not end it. */
 	sleep_ms(50);
+	wait_until_asleep(getpid());
 	CHECK(pthread_kill(sleeper, SIGUSR1) == 0);
 	sleep_ms(50);
 	if (how != NULL) {

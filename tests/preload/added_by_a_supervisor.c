@@ -72,7 +72,7 @@ static void use_added(void)
 static void supervised(int to)
 {
 	int listener = filter_calls();
-	alarm(100);
+	alarm(300);
 	if (listener < 0)
 		_exit(77);
 	pass(to, listener);
@@ -120,7 +120,7 @@ int main(void)
 	uint64_t value = 0;
 	int pair[2], listener, status, i, counters[2], epfd, member;
 	pid_t child;
-	alarm(100);
+	alarm(300);
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
 	child = fork();
 	CHECK(child >= 0);

@@ -71,7 +71,7 @@ int main(int count, char **arguments)
 {
 	if (count > 1) {
 		/* A call that waits for ever is ended. */
-		alarm(20);
+		alarm(200);
 		return first_calls();
 	}
 	for (int round = 0; round < ROUNDS; round++) {

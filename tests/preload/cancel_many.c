@@ -46,7 +46,7 @@ static void end(int at)
 int main(void)
 {
 	int at;
-	alarm(100);
+	alarm(300);
 	counter = eventfd(0, 0);
 	CHECK(counter >= 0);
 	if (!begin(THREADS))

@@ -63,7 +63,7 @@ static void *has_a_limit(void *milliseconds)
 	begun = now();
 	CHECK(poll(&entry, 1, *(int *)milliseconds) == 0);
 	waits = 0;
-	CHECK(now() - begun < 3);
+	CHECK(now() - begun < 30);
 	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL) == 0);
 	poll(&entry, 1, 0);
 	/* Not reached. */
@@ -94,7 +94,7 @@ int main(void)
 		while (!waits)
 			sleep_ms(1);
 		begun = now();
-		while (waits && now() - begun < 10) {
+		while (waits && now() - begun < 40) {
 			sleep_ms(100);
 			if (waits)
 				CHECK(pthread_cancel(one) == 0);

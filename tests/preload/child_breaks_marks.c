@@ -91,7 +91,7 @@ static void after(int has_woken, void (*change)(int))
 		CHECK(waitpid(child, &status, 0) == child && status == 0);
 		return;
 	}
-	alarm(100);
+	alarm(300);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
 	near = ends[0], far = ends[1];

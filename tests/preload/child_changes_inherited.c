@@ -146,7 +146,7 @@ int main(void)
 	int ends[2], fds[256], count, status;
 	long begun, child;
 
-	alarm(100);
+	alarm(300);
 	CHECK(close_range(3, ~0u, 0) == 0);
 	is_over = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(is_over != MAP_FAILED);

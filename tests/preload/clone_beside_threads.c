@@ -28,7 +28,7 @@ static int uses(void *unused)
 	uint64_t value = 5;
 	int counter, set, copy;
 	(void)unused;
-	alarm(100);
+	alarm(300);
 	/* The fds of the other threads. */
 	for (int fd = 3; fd < 16; fd++)
 		close(fd);

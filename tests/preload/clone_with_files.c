@@ -40,7 +40,7 @@ static void in_a_child(void (*test)(void))
 	int status, child = fork();
 	if (child == 0) {
 		CHECK(pipe(numbers) == 0 && pipe(begin) == 0);
-		alarm(100);
+		alarm(300);
 		test();
 		_exit(0);
 	}

@@ -111,7 +111,7 @@ static void check_others(int everywhere)
 static void *wait_in_set(void *ready)
 {
 	struct epoll_event event = {0};
-	CHECK(epoll_wait(set, &event, 1, 20000) == 1);
+	CHECK(epoll_wait(set, &event, 1, 60000) == 1);
 	*(int *)ready = event.data.fd;
 	return NULL;
 }
@@ -119,7 +119,7 @@ static void *wait_in_set(void *ready)
 static void *wait_in_poll(void *ready)
 {
 	struct pollfd fds[2] = {{counter, POLLIN, 0}, {near, POLLIN, 0}};
-	CHECK(poll(fds, 2, 20000) == 1);
+	CHECK(poll(fds, 2, 60000) == 1);
 	*(int *)ready = fds[fds[0].revents == 0].fd;
 	return NULL;
 }
@@ -175,7 +175,7 @@ static void in_child(void (*body)(int), int how)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		alarm(100);
+		alarm(300);
 		make();
 		body(how);
 		_exit(0);

@@ -44,7 +44,7 @@ int main(void)
 		}
 		/* The next one is a limit. */
 		CHECK(signal(SIGALRM, SIG_DFL) != SIG_ERR);
-		alarm(50);
+		alarm(100);
 		CHECK(pthread_create(&thread, NULL, call, &file) == 0 && pthread_join(thread, NULL) == 0);
 		call(&file);
 		alarm(0);

@@ -18,7 +18,7 @@ static int lingering(void)
 {
 	static char bytes[65536];
 	struct sockaddr_in address = {0};
-	struct linger linger = {1, 5};
+	struct linger linger = {1, 60};
 	socklen_t size = sizeof address;
 	int small = 4096, listening = socket(AF_INET, SOCK_STREAM, 0), one, other;
 	address.sin_family = AF_INET;
@@ -51,7 +51,7 @@ int main(void)
 	CHECK(clock_gettime(CLOCK_MONOTONIC, &begun) == 0);
 	CHECK(dup2(counter, socket) == socket);
 	CHECK(clock_gettime(CLOCK_MONOTONIC, &ended) == 0);
-	CHECK(ran && ended.tv_sec - begun.tv_sec < 4);
+	CHECK(ran && ended.tv_sec - begun.tv_sec < 50);
 	CHECK(read(socket, &count, sizeof count) == sizeof count && count == 3);
 	return 0;
 }

@@ -33,7 +33,7 @@ int main(void)
 {
 	pthread_t threads[3];
 	int times, at;
-	alarm(60);
+	alarm(200);
 	CHECK(pipe(ends) == 0 && (stream = fdopen(ends[0], "r")) != NULL);
 	CHECK((counter = eventfd(0, 0)) >= 0);
 	CHECK(pthread_create(&threads[0], NULL, reads, NULL) == 0);
@@ -41,7 +41,7 @@ int main(void)
 	CHECK(pthread_create(&threads[1], NULL, flushes, NULL) == 0);
 	sleep_ms(100);
 	CHECK(pthread_create(&threads[2], NULL, copies, NULL) == 0);
-	for (times = 0; times < 2000 && !has_copied; times++)
+	for (times = 0; times < 10000 && !has_copied; times++)
 		sleep_ms(10);
 	CHECK(has_copied);
 	CHECK(write(ends[1], "x", 1) == 1);

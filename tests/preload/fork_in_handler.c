@@ -22,7 +22,7 @@ static void handler(int signal)
 	(void)signal;
 	if (child == 0) {
 		/* Calls that POSIX allows here. */
-		alarm(100);
+		alarm(300);
 		copy = dup(counter);
 		if (copy < 0 || write(copy, &value, sizeof value) != sizeof value || close(copy) != 0)
 			_exit(1);

@@ -135,7 +135,7 @@ int main(void)
 	counter = set = outer = -1;
 	anew();
 	/* Ends a thread that waits for a lock of its own. */
-	alarm(350);
+	alarm(1500);
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 7);
 	interrupt_each("epoll_wait", waits, 7);

@@ -77,7 +77,7 @@ int main(void)
 	CHECK(signal(SIGUSR1, counts) != SIG_ERR && signal(SIGUSR2, uses) != SIG_ERR);
 	counter = eventfd(0, 0), set = epoll_create1(0);
 	CHECK(counter >= 0 && set >= 0 && add(set, counter, EPOLLIN, 1) == 0);
-	alarm(350);
+	alarm(1500);
 	for (first = 1;; first += 124) {
 		for (second = first + 1 + part_of_today(); interrupt_twice(); second += PARTS)
 			;

@@ -236,7 +236,7 @@ int main(void)
 	CHECK(pipe(pipes) == 0);
 	counter = set = outer = -1;
 	anew();
-	alarm(350);
+	alarm(1500);
 	queue_in_each();
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 13);

@@ -116,7 +116,7 @@ static void *waits(void *argument)
 	found = wait->waits();
 	error = errno, took = now() - begun;
 	is_waiting = 0;
-	if (found != 0 || took > 8 || took < (LIMIT_MS - 50) / 1e3) {
+	if (found != 0 || took > 30 || took < (LIMIT_MS - 50) / 1e3) {
 		fprintf(stderr, "%s: %d (errno %d) after %.3f s\n", wait->name, found, error, took);
 		exit(1);
 	}
@@ -144,7 +144,7 @@ int main(void)
 		CHECK(pthread_create(&thread, NULL, waits, (void *)(uintptr_t)&all[at]) == 0);
 		while (!is_waiting)
 			sleep_ms(1);
-		while (is_waiting && now() - begun < 10) {
+		while (is_waiting && now() - begun < 40) {
 			sleep_ms(EACH_MS);
 			if (is_waiting)
 				CHECK(pthread_cancel(thread) == 0);

@@ -97,7 +97,7 @@ static void in_ppoll(void)
 static void in_set(void)
 {
 	struct epoll_event event;
-	CHECK(epoll_wait(outer, &event, 1, -1) == 1 && epoll_wait(set, &event, 1, 30000) == 1);
+	CHECK(epoll_wait(outer, &event, 1, -1) == 1 && epoll_wait(set, &event, 1, 60000) == 1);
 }
 
 static void in_set_with_mask(void)
@@ -178,7 +178,7 @@ static void uses_all(void)
 int main(void)
 {
 	struct sigaction action;
-	alarm(100);
+	alarm(300);
 	memset(&action, 0, sizeof action);
 	action.sa_handler = on_signal;
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);

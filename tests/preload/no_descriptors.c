@@ -23,7 +23,7 @@ static void *waits(void *unused)
 {
 	struct epoll_event event;
 	(void)unused;
-	CHECK(epoll_wait(set, &event, 1, 10000) == 1 && event.data.u64 == 2);
+	CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 2);
 	return NULL;
 }
 
@@ -47,7 +47,7 @@ static void add_the_last(int with_waiter)
 	if (with_waiter)
 		CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(write(fds[1], "x", 1) == 1);
-	CHECK(epoll_wait(set, events, 4, 1000) == 2);
+	CHECK(epoll_wait(set, events, 4, 60000) == 2);
 	CHECK(eventfd_read(counter, &value) == 0 && value == 3);
 	CHECK(epoll_wait(set, events, 4, 0) == 1 && events[0].data.u64 == 1);
 	for (; first <= last; first++)

@@ -99,7 +99,7 @@ static void is_not_there(int fd)
 	FAILS(recvmsg(fd, &message, MSG_DONTWAIT), EBADF);
 	for (int count = 1; count <= 2; count++) {
 		polled[0].revents = 0;
-		CHECK(poll(polled, count, 20000) == 1 && polled[0].revents == POLLNVAL);
+		CHECK(poll(polled, count, 60000) == 1 && polled[0].revents == POLLNVAL);
 		CHECK(poll(polled, count, 0) == 1 && polled[0].revents == POLLNVAL);
 		CHECK(syscall(SYS_ppoll, polled, count, NULL, NULL, 8) == 1 && polled[0].revents == POLLNVAL);
 	}
@@ -126,7 +126,7 @@ int main(void)
 	struct dirent *entry;
 	DIR *folder;
 
-	alarm(60);
+	alarm(300);
 	/* The inherited fds. */
 	CHECK(close_range(3, ~0u, 0) == 0);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
@@ -136,7 +136,7 @@ int main(void)
 	fds[0] = (struct pollfd){counter, POLLIN, 0};
 	fds[1] = (struct pollfd){ends[0], POLLIN, 0};
 	CHECK(pthread_create(&thread, NULL, write_later, NULL) == 0);
-	CHECK(poll(fds, 2, 20000) == 1 && fds[0].revents == POLLIN);
+	CHECK(poll(fds, 2, 60000) == 1 && fds[0].revents == POLLIN);
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(read(counter, &value, 8) == 8);
 
@@ -160,6 +160,6 @@ int main(void)
 		is_not_there(own[at]);
 	/* The object is unchanged. */
 	CHECK(write(counter, &value, 8) == 8);
-	CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 1);
+	CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 1);
 	return 0;
 }

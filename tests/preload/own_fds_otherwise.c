@@ -158,7 +158,7 @@ int main(void)
 	struct stat was, is;
 	const char *preloaded = getenv("LD_PRELOAD"), *kinds = getenv("UPOLL_USER");
 
-	alarm(100);
+	alarm(300);
 	CHECK(close_range(3, ~0u, 0) == 0);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);

@@ -55,7 +55,7 @@ static void eventfd_comes(int with_pipe, int timeout)
 	CHECK(epoll_wait(set, events, 4, 0) == 1);
 	CHECK(write(fds[1], "x", 1) == 1);
 	CHECK(epoll_wait(set, events, 4, 0) == 2);
-	CHECK(epoll_wait(set, events, 1, 1000) == 1);
+	CHECK(epoll_wait(set, events, 1, 60000) == 1);
 	close(set), close(fds[0]), close(fds[1]), close(counter);
 }
 
@@ -85,7 +85,7 @@ static void fork_comes(int timeout)
 			sleep_ms(5);
 		CHECK(eventfd_read(counter, &value) == 0 && value == 6);
 		CHECK(write(fds[1], "x", 1) == 1);
-		CHECK(epoll_wait(set, events, 4, 1000) == 1 && events[0].data.u64 == 4);
+		CHECK(epoll_wait(set, events, 4, 60000) == 1 && events[0].data.u64 == 4);
 		CHECK(epoll_wait(inner, events, 4, 0) == 1 && events[0].data.u64 == 3);
 		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, inner, NULL) == 0);
 		_exit(0);
@@ -121,11 +121,11 @@ static void set_is_watched(void)
 	FAILS(add(set, outer, EPOLLIN, 2), ELOOP);
 	FAILS(add(set, set, EPOLLIN, 2), EINVAL);
 	CHECK(write(fds[1], "x", 1) == 1);
-	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 1000) == 1);
+	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 60000) == 1);
 	CHECK(read(fds[0], events, 1) == 1);
 	CHECK(poll(&entry, 1, 0) == 0 && epoll_wait(outer, events, 4, 0) == 0);
 	CHECK(add(set, counter, EPOLLIN, 3) == 0 && eventfd_write(counter, 1) == 0);
-	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 1000) == 1);
+	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 60000) == 1);
 	close(set), close(outer), close(counter), close(fds[0]), close(fds[1]);
 }
 

@@ -10,7 +10,7 @@ int main(void)
 	char bytes[8 * PAGE] = {0}, text[32] = "", one;
 	FILE *limit = fopen("/proc/sys/fs/pipe-user-pages-soft", "r"), *stream;
 	int ends[2], many[2], status;
-	alarm(100);
+	alarm(300);
 	if (!limit || !fgets(text, sizeof text, limit) || atoi(text) != SOFT)
 		return 77;
 	fclose(limit);

@@ -47,7 +47,7 @@ int main(int count, char **arguments)
 	pid_t child;
 	FILE *report;
 
-	alarm(60);
+	alarm(300);
 	if (count > 1)
 		return run_program();
 	CHECK((file = mkstemp(path)) >= 0);

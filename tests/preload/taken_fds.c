@@ -33,7 +33,7 @@ static void poll_after_moves(void)
 		pthread_t thread;
 		long begun;
 		CHECK(pthread_create(&thread, NULL, write_later, &counter) == 0);
-		CHECK(poll(fds, 2, 20000) == 1 && fds[0].revents == POLLIN);
+		CHECK(poll(fds, 2, 60000) == 1 && fds[0].revents == POLLIN);
 		CHECK(pthread_join(thread, NULL) == 0);
 		CHECK(read(counter, &value, 8) == 8);
 		for (int fd = FIRST; fd < limit; fd++)
@@ -61,7 +61,7 @@ static void *make_sets(void *nothing)
 		CHECK(add(set, ends[0], EPOLLIN, 1) == 0 && add(set, counter, EPOLLIN, 2) == 0);
 		CHECK(epoll_wait(set, &event, 1, 0) == 0);
 		CHECK(write(counter, &one, 8) == 8);
-		CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 2);
+		CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 2);
 		close(ends[0]);
 		close(ends[1]);
 		close(counter);
@@ -111,7 +111,7 @@ int main(void)
 {
 	struct rlimit limits;
 
-	alarm(100);
+	alarm(300);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limits) == 0);
 	if (limits.rlim_cur < FDS)
 		limit = (int)limits.rlim_cur;

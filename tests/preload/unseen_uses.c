@@ -49,7 +49,7 @@ static void kernel_aio(void)
 	poll_request.aio_lio_opcode = IOCB_CMD_POLL;
 	poll_request.aio_fildes = (unsigned)polled, poll_request.aio_buf = POLLIN;
 	CHECK(syscall(SYS_io_submit, context, 2, requests) == 2);
-	CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 7);
+	CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 7);
 	CHECK(has(counter, 1));
 	CHECK(eventfd_write(polled, 1) == 0);
 	CHECK(syscall(SYS_io_getevents, context, 2, 2, events, &soon) == 2);
@@ -82,7 +82,7 @@ static void aio_of_the_library(void)
 		request.aio_buf = (uintptr_t)bytes, request.aio_nbytes = sizeof bytes;
 		request.aio_flags = IOCB_FLAG_RESFD, request.aio_resfd = (unsigned)counter;
 		CHECK(submit(context, 1, requests) == 1);
-		CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 8);
+		CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 8);
 		CHECK(has(counter, 1));
 		CHECK(submit(0, 1, requests) == -EINVAL);
 		syscall(SYS_io_destroy, context);

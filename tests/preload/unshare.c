@@ -17,7 +17,7 @@ static void use(int counter, int set)
 	struct epoll_event event;
 	uint64_t value = 5;
 	CHECK(write(counter, &value, sizeof value) == sizeof value);
-	CHECK(epoll_wait(set, &event, 1, 1000) == 1 && event.data.u64 == 1);
+	CHECK(epoll_wait(set, &event, 1, 60000) == 1 && event.data.u64 == 1);
 	CHECK(read(counter, &value, sizeof value) == sizeof value && value == 5);
 	CHECK(epoll_wait(set, &event, 1, 0) == 0);
 }

@@ -105,7 +105,7 @@ impl Browser<'_> {
     /// Opens a page. Returns the output and the messages of the browser.
     fn open(&self, page: &Path, height: u32, task: &str) -> [String; 2] {
         let output = Command::new("timeout")
-            .arg("120")
+            .arg("600")
             .arg(self.name)
             .args(["--headless", "--no-sandbox", "--disable-gpu"])
             .args(["--hide-scrollbars", "--enable-logging=stderr", "--v=0"])

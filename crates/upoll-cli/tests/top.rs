@@ -19,6 +19,8 @@ fn top(arguments: &[&str]) -> Output {
 fn map() -> &'static State {
     let name = format!("upoll-fair-{}-top", std::process::id());
     let path = std::env::temp_dir().join(name);
+    // A run before may have left it.
+    let _ = std::fs::remove_file(&path);
     let file = File::options()
         .read(true)
         .write(true)

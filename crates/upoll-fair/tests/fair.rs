@@ -6,13 +6,15 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use upoll_fair_state::State;
 
 /// The value of `UPOLL_FAIR` that names no policy, so the library takes its own.
 const DEFAULT: &str = "";
+/// Longer than anything takes, also on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Builds the library, which cargo does not do for tests of a crate that is not linked to them.
 fn library() -> &'static Path {
@@ -144,7 +146,7 @@ impl Server {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
         // Longer than any delay that is not a loss.
         stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
+            .set_read_timeout(Some(LONG))
             .expect("the time is valid");
         let mut answer = String::new();
         match stream.read_to_string(&mut answer) {
@@ -200,10 +202,7 @@ fn await_sleep(thread: u32) {
     };
     let start = Instant::now();
     while !is_asleep() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "the worker does not sleep"
-        );
+        assert!(start.elapsed() < LONG, "the worker does not sleep");
         std::thread::yield_now();
     }
 }
@@ -226,7 +225,7 @@ fn fairness(mode: &str, policy: &str, connections: u32) -> f64 {
 
 /// Other work on the machine only makes a run less fair: a worker that is late for its sleep misses its turn.
 fn is_fair(mode: &str, policy: &str) -> bool {
-    (0..5).any(|_| fairness(mode, policy, 2000) >= 0.99)
+    (0..20).any(|_| fairness(mode, policy, 2000) >= 0.99)
 }
 
 #[test]
@@ -250,28 +249,28 @@ fn workers_take_turns() {
 
 #[test]
 fn without_rotation_one_worker_is_first_in_line() {
-    assert!(fairness("epoll", "exclusive", 500) < 0.3);
+    assert!((0..20).any(|_| fairness("epoll", "exclusive", 500) < 0.3));
 }
 
 /// Connects from several threads while workers are killed, stopped and replaced.
 fn disturb(mode: &str, policy: &str, time: Duration) {
     let server = Server::start(&[mode, "6", "many"], Some(policy));
     let is_over = AtomicBool::new(false);
-    let (answered, cut) = std::thread::scope(|scope| {
+    let counts = [(); 2].map(|()| AtomicU32::new(0));
+    let [answered, cut] = &counts;
+    let most_are_answered = || answered.load(Ordering::Relaxed) > cut.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
         let client = || {
-            let (mut answered, mut cut) = (0_u32, 0_u32);
             while !is_over.load(Ordering::Relaxed) {
-                match server.ask() {
-                    Some(_) => answered += 1,
-                    None => cut += 1,
-                }
+                let count = server.ask().map_or(cut, |_| answered);
+                count.fetch_add(1, Ordering::Relaxed);
             }
-            (answered, cut)
         };
         let clients = [(); 3].map(|()| scope.spawn(client));
         let start = Instant::now();
         let mut step = 0;
-        while start.elapsed() < time
+        // On a busy machine few workers get to answer in that time.
+        while (start.elapsed() < time || !most_are_answered() && start.elapsed() < time + LONG)
             && !clients
                 .iter()
                 .any(std::thread::ScopedJoinHandle::is_finished)
@@ -293,13 +292,14 @@ fn disturb(mode: &str, policy: &str, time: Duration) {
             }
         }
         is_over.store(true, Ordering::Relaxed);
-        let counts = clients.map(|client| client.join().expect("no connection is lost"));
-        counts
-            .iter()
-            .fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
+        for client in clients {
+            client.join().expect("no connection is lost");
+        }
     });
-    println!("{mode}, {policy:?}: {answered} answered, {cut} accepted by a worker that was killed");
-    assert!(answered > cut);
+    println!(
+        "{mode}, {policy:?}: {answered:?} answered, {cut:?} accepted by a worker that was killed"
+    );
+    assert!(most_are_answered());
 }
 
 /// How long to disturb each server; `UPOLL_FAIR_SECONDS` makes it longer.

@@ -253,7 +253,7 @@ impl Twin {
         self.done.push(done.to_owned());
         self.stack.run(smoltcp::time::Instant::ZERO);
         let ours = self.take_reports();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut kernels = Reports::new();
         loop {
             let is_settled = self.kernel_is_settled();

@@ -109,6 +109,8 @@ mod tests {
     impl Folder {
         fn new(test: &str) -> Self {
             let folder = env::temp_dir().join(format!("upoll-sys-{test}-{}", process::id()));
+            // A process with this ID may have left it.
+            let _ = fs::remove_dir_all(&folder);
             fs::create_dir(&folder).expect("the name is unique");
             Folder(folder)
         }

@@ -22,128 +22,141 @@ use upoll::{Epoll, Errno, Event, Events, Readiness, Watch};
 #[test]
 fn a_set_whose_own_fds_were_closed_is_registered_anew() {
     let _alone = alone();
-    let (reader, mut writer) = pipe().unwrap();
-    let (other, mut its_writer) = pipe().unwrap();
-    let [outer, inner] = [(); 2].map(|()| Epoll::new().unwrap());
-    let edge = Event::new(Events::IN | Events::ET, 0);
-    let mut watches = None;
-    // After the fds of an attendant that has just ended, and of its successor.
-    let own = opened_by(|| {
-        inner.add(&reader, edge).unwrap();
-        outer.add(&inner, IN).unwrap();
-        outer.add(&other, edge).unwrap();
-        watches = Some([watched(&inner, Events::IN), watched(&outer, Events::IN)]);
-        outer.readiness_fd().unwrap();
+    in_child(|| {
+        let (reader, mut writer) = pipe().unwrap();
+        let (other, mut its_writer) = pipe().unwrap();
+        let [outer, inner] = [(); 2].map(|()| Epoll::new().unwrap());
+        let edge = Event::new(Events::IN | Events::ET, 0);
+        let mut watches = None;
+        let own = opened_by(|| {
+            inner.add(&reader, edge).unwrap();
+            outer.add(&inner, IN).unwrap();
+            outer.add(&other, edge).unwrap();
+            watches = Some([watched(&inner, Events::IN), watched(&outer, Events::IN)]);
+            outer.readiness_fd().unwrap();
+        });
+        assert!(own.len() >= 3, "{own:?}");
+        let watches = watches.unwrap();
+        close_all(&own);
+        // Other files get their fds.
+        let _others = pipe().unwrap();
+        let counts = watches.each_ref().map(|(_, _, calls)| calls.count());
+        fill(&mut writer);
+        watches[0].2.until(counts[0] + 1);
+        watches[1].2.until(counts[1] + 1);
+        assert_eq!(inner.try_wait(&mut [IN]), Ok(1));
+        assert!(outer.try_wait(&mut [IN; 4]).is_ok());
+        let count = watches[1].2.count();
+        fill(&mut its_writer);
+        watches[1].2.until(count + 1);
+        assert!(outer.try_wait(&mut [IN; 4]).unwrap() >= 1);
     });
-    assert!(own.len() >= 3, "{own:?}");
-    let watches = watches.unwrap();
-    close_all(&own);
-    // Other files get their fds.
-    let _others = pipe().unwrap();
-    let counts = watches.each_ref().map(|(_, _, calls)| calls.count());
-    fill(&mut writer);
-    watches[0].2.until(counts[0] + 1);
-    watches[1].2.until(counts[1] + 1);
-    assert_eq!(inner.try_wait(&mut [IN]), Ok(1));
-    assert!(outer.try_wait(&mut [IN; 4]).is_ok());
-    let count = watches[1].2.count();
-    fill(&mut its_writer);
-    watches[1].2.until(count + 1);
-    assert!(outer.try_wait(&mut [IN; 4]).unwrap() >= 1);
 }
 
 /// The kernel set of the attendant, and copies of fds.
 #[test]
 fn a_wait_whose_copy_of_the_fd_was_closed_ends_and_sets_go_on() {
     let _alone = alone();
-    // So that the attendant is there, with the fds that it needs.
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let (reader, mut writer) = pipe().unwrap();
-    let set = Epoll::new().unwrap();
-    set.add(&reader, Event::new(Events::IN | Events::ET, 0))
-        .unwrap();
-    let in_set = watched(&set, Events::IN);
-    let mut bare = None;
-    let copy = opened_by(|| bare = Some(watched(&reader, Events::IN)));
-    assert_eq!(copy.len(), 1);
-    let (watch, _, calls) = bare.unwrap();
-    let mut ready = Box::pin(Readiness::new(&reader, Events::IN).unwrap());
-    assert!(polled(ready.as_mut(), &Arc::default()).is_pending());
-    close_all(&copy);
-    calls.until(1);
-    assert_eq!(calls.events(), Events::HUP);
-    assert_eq!(watch.ready(), Events::HUP);
-    // Nothing of the program's is closed in its place.
-    // SAFETY: the fd is free.
-    assert_eq!(unsafe { libc::dup2(idle.as_raw_fd(), copy[0]) }, copy[0]);
-    drop(watch);
-    close_all(&copy);
-    // All sets of the library: the attendant loses its own.
-    let sets: Vec<_> = open_in(ALL).filter(|&fd| is_set(fd)).collect();
-    assert!(sets.len() >= 2);
-    close_all(&sets);
-    assert_eq!(block_on(ready), Events::HUP);
-    let count = in_set.2.count();
-    fill(&mut writer);
-    in_set.2.until(count + 1);
-    let again = Readiness::new(&reader, Events::IN).unwrap();
-    assert_eq!(block_on(again), Events::IN);
+    in_child(|| {
+        // So that the attendant is there, with the fds that it needs.
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let (reader, mut writer) = pipe().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&reader, Event::new(Events::IN | Events::ET, 0))
+            .unwrap();
+        let in_set = watched(&set, Events::IN);
+        let mut bare = None;
+        let copy = opened_by(|| bare = Some(watched(&reader, Events::IN)));
+        assert_eq!(copy.len(), 1);
+        let (watch, _, calls) = bare.unwrap();
+        let mut ready = Box::pin(Readiness::new(&reader, Events::IN).unwrap());
+        assert!(polled(ready.as_mut(), &Arc::default()).is_pending());
+        close_all(&copy);
+        calls.until(1);
+        assert_eq!(calls.events(), Events::HUP);
+        assert_eq!(watch.ready(), Events::HUP);
+        // Nothing of the program's is closed in its place.
+        // SAFETY: the fd is free.
+        assert_eq!(unsafe { libc::dup2(idle.as_raw_fd(), copy[0]) }, copy[0]);
+        drop(watch);
+        close_all(&copy);
+        // All sets of the library: the attendant loses its own.
+        let sets: Vec<_> = open_in(ALL).filter(|&fd| is_set(fd)).collect();
+        assert!(sets.len() >= 2);
+        close_all(&sets);
+        assert_eq!(block_on(ready), Events::HUP);
+        let count = in_set.2.count();
+        fill(&mut writer);
+        in_set.2.until(count + 1);
+        let again = Readiness::new(&reader, Events::IN).unwrap();
+        assert_eq!(block_on(again), Events::IN);
+    });
 }
 
 #[test]
 fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
     let _alone = alone();
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let (reader, mut writer) = pipe().unwrap();
-    let mut first = Vec::new();
-    let copies = opened_by(|| first.extend((0..30).map(|_| watched(&reader, Events::IN))));
-    close_all(&copies);
-    for (_, _, calls) in &first {
-        calls.until(1);
-    }
-    first.truncate(15);
-    // The kernel has the same fds for the copies, under which their file is still registered.
-    let mut second = Vec::new();
-    let others = opened_by(|| second.extend((0..30).map(|_| watched(&reader, Events::IN))));
-    assert_eq!(others, copies);
-    // The ends of the first waits end none of the second ones.
-    drop(first);
-    fill(&mut writer);
-    for (_, _, calls) in &second {
-        calls.until(1);
-    }
+    in_child(|| {
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let (reader, mut writer) = pipe().unwrap();
+        let mut first = Vec::new();
+        let copies = opened_by(|| first.extend((0..30).map(|_| watched(&reader, Events::IN))));
+        close_all(&copies);
+        for (_, _, calls) in &first {
+            calls.until(1);
+        }
+        first.truncate(15);
+        // The kernel has the same fds for the copies, under which their file is still registered.
+        let mut second = Vec::new();
+        let others = opened_by(|| second.extend((0..30).map(|_| watched(&reader, Events::IN))));
+        assert_eq!(others, copies);
+        // The ends of the first waits end none of the second ones.
+        drop(first);
+        fill(&mut writer);
+        for (_, _, calls) in &second {
+            calls.until(1);
+        }
+    });
 }
 
 /// No call on a set fails because the program has closed the kernel set of the attendant, which the set's callbacks need.
 #[test]
 fn a_watched_set_goes_on_right_after_all_fds_were_closed() {
     let _alone = alone();
-    let (mut reader, mut writer) = pipe().unwrap();
-    let [outer, inner, below] = [(); 3].map(|()| Epoll::new().unwrap());
-    for set in [&outer, &inner, &below] {
-        set.add(&reader, IN).unwrap();
-    }
-    let (_watch, _, calls) = watched(&outer, Events::IN);
-    fill(&mut writer);
-    calls.until(1);
-    let close_sets = || close_all(&open_in(ALL).filter(|&fd| is_set(fd)).collect::<Vec<_>>());
-    close_sets();
-    // It gets a nesting fd, which the attendant is to watch.
-    outer.add(&inner, IN).unwrap();
-    close_sets();
-    assert_eq!(outer.try_wait(&mut [IN; 4]), Ok(2));
-    close_sets();
-    assert_eq!(outer.wait(&mut [IN; 4], LONG), Ok(2));
-    close_sets();
-    let (_other_watch, ready, other_calls) = watched(&below, Events::IN);
-    assert_eq!(ready, Events::IN);
-    drain(&mut reader);
-    let counts = [calls.count(), other_calls.count()];
-    fill(&mut writer);
-    calls.until(counts[0] + 1);
-    other_calls.until(counts[1] + 1);
+    in_child(|| {
+        let (mut reader, mut writer) = pipe().unwrap();
+        let [outer, inner, below] = [(); 3].map(|()| Epoll::new().unwrap());
+        for set in [&outer, &inner, &below] {
+            set.add(&reader, IN).unwrap();
+        }
+        let (_watch, _, calls) = watched(&outer, Events::IN);
+        fill(&mut writer);
+        calls.until(1);
+        // The attendant may make one anew meanwhile, and opens it below 256 for a moment.
+        let close_sets = || {
+            for fd in open_in(256..ALL.end).filter(|&fd| is_set(fd)) {
+                // SAFETY: this test has no fds there.
+                unsafe { libc::close(fd) };
+            }
+        };
+        close_sets();
+        // It gets a nesting fd, which the attendant is to watch.
+        outer.add(&inner, IN).unwrap();
+        close_sets();
+        assert_eq!(outer.try_wait(&mut [IN; 4]), Ok(2));
+        close_sets();
+        assert_eq!(outer.wait(&mut [IN; 4], LONG), Ok(2));
+        close_sets();
+        let (_other_watch, ready, other_calls) = watched(&below, Events::IN);
+        assert_eq!(ready, Events::IN);
+        drain(&mut reader);
+        let counts = [calls.count(), other_calls.count()];
+        fill(&mut writer);
+        calls.until(counts[0] + 1);
+        other_calls.until(counts[1] + 1);
+    });
 }
 
 /// The set gets a nesting fd in the child, where the attendant of its callbacks does not exist.
@@ -235,7 +248,7 @@ fn the_child_of_a_callback_that_forks_ends_and_calls_no_other_callback() {
         if child == 0 {
             IS_CHILD.store(true, Ordering::SeqCst);
             // SAFETY: as above.
-            unsafe { libc::alarm(20) };
+            unsafe { libc::alarm(60) };
             // The next check of the copies is due by then.
             thread::sleep(Duration::from_millis(600));
         } else {
@@ -255,20 +268,22 @@ fn the_child_of_a_callback_that_forks_ends_and_calls_no_other_callback() {
 #[test]
 fn the_child_of_a_fork_closes_the_copies_of_fds() {
     let _alone = alone();
-    let (reader, mut writer) = pipe().unwrap();
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let mut bare = None;
-    let copy = opened_by(|| bare = Some(watched(&reader, Events::IN)));
-    assert_eq!(copy.len(), 1);
     in_child(|| {
-        // SAFETY: the call takes no pointers.
-        assert_eq!(unsafe { libc::fcntl(copy[0], libc::F_GETFD) }, -1);
-        drop(bare.take());
-        drop(reader.try_clone().unwrap());
+        let (reader, mut writer) = pipe().unwrap();
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let mut bare = None;
+        let copy = opened_by(|| bare = Some(watched(&reader, Events::IN)));
+        assert_eq!(copy.len(), 1);
+        in_child(|| {
+            // SAFETY: the call takes no pointers.
+            assert_eq!(unsafe { libc::fcntl(copy[0], libc::F_GETFD) }, -1);
+            drop(bare.take());
+            drop(reader.try_clone().unwrap());
+        });
+        fill(&mut writer);
+        bare.unwrap().2.until(1);
     });
-    fill(&mut writer);
-    bare.unwrap().2.until(1);
 }
 
 /// A child that looks whether a copy is its parent's may meet a wait that begins at the same fd.
@@ -312,43 +327,45 @@ impl Drop for EndsOther<'_> {
 #[test]
 fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_fd() {
     let _alone = alone();
-    let (idle, _writer) = pipe().unwrap();
-    let _keeps = watched(&idle, Events::IN);
-    let mut first = None;
-    let copy = opened_by(|| first = Some(watched(&idle, Events::IN)));
-    drop(first);
-    let (reader, mut writer) = pipe().unwrap();
-    let looked_at = RwLock::new(None);
-    let is_over = AtomicBool::new(false);
-    let begins = || {
-        let (lost, _writer) = pipe().unwrap();
-        *looked_at.write().unwrap() = Some(watched(&lost, Events::IN).0);
-        close_all(&copy);
-        let calls = Arc::new(Calls::default());
-        let counted = calls.clone();
-        let second = Watch::new(&reader, Events::IN, move |events| counted.call(events))?;
-        *looked_at.write().unwrap() = None;
-        fill(&mut writer);
-        calls.until(1);
-        let mut reader = &reader;
-        assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
-        drop(second);
-        Ok::<(), Errno>(())
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                match &*looked_at.read().unwrap() {
-                    Some(watch) => drop::<Events>(Watch::ready(watch)),
-                    None => thread::yield_now(),
+    in_child(|| {
+        let (idle, _writer) = pipe().unwrap();
+        let _keeps = watched(&idle, Events::IN);
+        let mut first = None;
+        let copy = opened_by(|| first = Some(watched(&idle, Events::IN)));
+        drop(first);
+        let (reader, mut writer) = pipe().unwrap();
+        let looked_at = RwLock::new(None);
+        let is_over = AtomicBool::new(false);
+        let begins = || {
+            let (lost, _writer) = pipe().unwrap();
+            *looked_at.write().unwrap() = Some(watched(&lost, Events::IN).0);
+            close_all(&copy);
+            let calls = Arc::new(Calls::default());
+            let counted = calls.clone();
+            let second = Watch::new(&reader, Events::IN, move |events| counted.call(events))?;
+            *looked_at.write().unwrap() = None;
+            fill(&mut writer);
+            calls.until(1);
+            let mut reader = &reader;
+            assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
+            drop(second);
+            Ok::<(), Errno>(())
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    match &*looked_at.read().unwrap() {
+                        Some(watch) => drop::<Events>(Watch::ready(watch)),
+                        None => thread::yield_now(),
+                    }
                 }
-            }
+            });
+            let _ends_other = EndsOther(&is_over);
+            // A round takes tenths of a second where other programs have the processors.
+            let end = Instant::now() + Duration::from_secs(10);
+            let mut rounds = std::iter::repeat_with(begins).take(30_000);
+            while Instant::now() < end && rounds.next().map(Result::unwrap).is_some() {}
         });
-        let _ends_other = EndsOther(&is_over);
-        // A round takes tenths of a second where other programs have the processors.
-        let end = Instant::now() + Duration::from_secs(10);
-        let mut rounds = std::iter::repeat_with(begins).take(30_000);
-        while Instant::now() < end && rounds.next().map(Result::unwrap).is_some() {}
     });
 }
 

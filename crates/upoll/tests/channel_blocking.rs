@@ -21,7 +21,7 @@ use threads::{asleep, until_asleep};
 use twin::{Fd, kernel_pipe, signal};
 
 /// Longer than any test takes.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// The operations that threads use on a channel or a pipe of packets. `None` or false: the other end is closed.
 trait Blocking: Send + Sync {

@@ -222,7 +222,7 @@ fn a_batch_wakes_a_sleeping_wait() {
         let set = set.clone();
         move || {
             let mut events = [Event::default(); 4];
-            set.wait(&mut events, std::time::Duration::from_secs(20))
+            set.wait(&mut events, std::time::Duration::from_secs(60))
         }
     });
     std::thread::sleep(std::time::Duration::from_millis(20));

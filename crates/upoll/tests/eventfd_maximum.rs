@@ -12,7 +12,7 @@ use counter::{Model, Step, any_step, follows_the_model, initial};
 use proptest::prelude::*;
 use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]

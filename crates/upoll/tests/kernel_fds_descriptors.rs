@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd, SigSet};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn input(data: u64) -> Event {
     Event::new(Events::IN, data)

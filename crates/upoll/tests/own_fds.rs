@@ -20,7 +20,7 @@ use upoll::{
     Timeout, Watch,
 };
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 struct Watched {
     set: Epoll,

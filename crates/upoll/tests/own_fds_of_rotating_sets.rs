@@ -13,7 +13,7 @@ use open_fds::{check_untouched, close_all_but, open_everywhere, open_in, other_s
 use threads::{in_child, tid, until_asleep};
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, PollFd};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// A rotating set with a kernel source, and one waiter of each kind.
 struct Rotating {

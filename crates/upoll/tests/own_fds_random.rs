@@ -22,7 +22,7 @@ const OBJECTS: usize = PIPES + 2;
 /// The library's own fds are not below, where those of the test are.
 const LOWEST_OWN: RawFd = 256;
 /// The library checks the own fds of sets below twice a second.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Sets, of which each may watch objects and the sets before it.
 struct World {

@@ -357,11 +357,11 @@ fn a_blocked_read_whose_memory_is_missing_leaves_the_byte_to_the_next_reader() {
     let (second, _) = asleep(move || second.read(&mut [0; 2]));
     writer.write(b"x").unwrap();
     assert_eq!(first.join().unwrap(), Err(Errno::FAULT));
-    for _ in 0..1_000 {
+    for _ in 0..60_000 {
         if second.is_finished() {
             break;
         }
-        thread::sleep(std::time::Duration::from_millis(5));
+        thread::sleep(std::time::Duration::from_millis(1));
     }
     assert!(second.is_finished());
     assert_eq!(second.join().unwrap(), Ok(1));

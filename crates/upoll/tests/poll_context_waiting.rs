@@ -20,7 +20,7 @@ use upoll::{
     Timeout,
 };
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// The sources that a thread may sleep for: a user-level object, a [`Descriptor`] and a bare fd, in
 /// any combination.

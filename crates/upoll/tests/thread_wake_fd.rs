@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use threads::{asleep, in_child, tid, until_asleep};
 use upoll::{Errno, EventFd, Events, PollFd};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn idle_pipe() -> (PipeReader, PipeWriter) {
     std::io::pipe().unwrap()

@@ -20,7 +20,7 @@ use upoll::{
 
 use threads::asleep;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(2);
 const ZERO: Duration = Duration::ZERO;

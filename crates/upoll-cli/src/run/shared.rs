@@ -97,24 +97,25 @@ fn first_process(path: &Path) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+
+    /// Above all process IDs. That of a child that has ended may be another process's by now.
+    const ENDED: u32 = i32::MAX.cast_unsigned();
 
     #[test]
     fn only_the_file_of_a_run_that_has_ended_is_removed() {
         let folder = std::env::temp_dir().join(format!("upoll-stale-{}", std::process::id()));
+        // A process with this ID may have left it.
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).expect("the name is unique");
-        let mut ended = Command::new("true").spawn().expect("it starts");
-        ended.wait().expect("it is a child");
         let place = |prefix: &str, process: u32, rest: &str| {
             folder.join(format!("{prefix}{process}{rest}"))
         };
-        let stale = KINDS.map(|kind| place(kind.prefix, ended.id(), "-1f"));
+        let stale = KINDS.map(|kind| place(kind.prefix, ENDED, "-1f"));
         let others = [
             place(FAIR.prefix, std::process::id(), "-1f"),
-            place(SETS.prefix, ended.id(), ""),
-            place("upoll-", ended.id(), "-1f"),
+            place(SETS.prefix, ENDED, ""),
+            place("upoll-", ENDED, "-1f"),
         ];
         for path in others.iter().chain(&stale) {
             std::fs::write(path, "").expect("the folder is there");

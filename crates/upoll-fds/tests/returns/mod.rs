@@ -11,7 +11,7 @@ pub fn returns(body: impl FnOnce() + Send + 'static) {
         body();
         let _ = ended.send(());
     });
-    match end.recv_timeout(Duration::from_secs(60)) {
+    match end.recv_timeout(Duration::from_secs(120)) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("a call does not return"),
         _ => running.join().unwrap(),
     }

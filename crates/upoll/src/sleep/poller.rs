@@ -615,7 +615,7 @@ mod tests {
         Errno, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable, Source, Timeout,
     };
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(60);
 
     /// Ready when its pipe is; gets the pipe late.
     #[derive(Default)]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use upoll::{Event, Events, Source, Watch};
 
 pub const IN: Event = Event::new(Events::IN, 0);
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// Runs one test at a time: some close fds of the library, or count fds.
 pub fn alone() -> MutexGuard<'static, ()> {

@@ -125,17 +125,18 @@ fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
         assert!(counter.maximum() >= 1_000_000);
         victims.push(start(round % WAYS.len()));
     }
+    let sum = |which| used.iter().map(|tally| tally.get(which)).sum::<u64>();
+    // On a busy machine the processes hardly run before they are killed.
+    until("they hardly do anything", || sum(ADDED) > 10_000);
     for victim in victims {
         victim.kill();
     }
-    let sum = |which| used.iter().map(|tally| tally.get(which)).sum::<u64>();
     let (added, taken, begun) = (sum(ADDED), sum(TAKEN), sum(BEGUN));
     let mut left = 0;
     while counter.try_read().is_ok() {
         left += 1;
     }
     println!("added {added}, taken {taken}, left {left}, unknown {begun}");
-    assert!(added > 10_000, "they hardly did anything");
     assert!(added.abs_diff(taken + left) <= begun);
 }
 

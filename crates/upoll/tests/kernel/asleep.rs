@@ -35,7 +35,7 @@ fn sleeps(tid: i32) -> (bool, u64) {
 /// Waits until the thread sleeps and stays asleep. Returns the ordinal number of that sleep.
 fn until_asleep(tid: i32) -> u64 {
     let mut last = (false, 0);
-    for _ in 0..20_000 {
+    for _ in 0..60_000 {
         let now = sleeps(tid);
         if now.0 && now == last {
             return now.1;

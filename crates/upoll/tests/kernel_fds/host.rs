@@ -8,7 +8,7 @@ use std::time::Duration;
 use upoll::{Epoll, Errno, Event, Events, Op, Target};
 
 /// Longer than any test takes: a wait that lasts so long has lost an event.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 /// Long enough for a thread to fall asleep, most of the time.
 pub const SHORT: Duration = Duration::from_millis(20);
 

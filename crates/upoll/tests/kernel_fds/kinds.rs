@@ -31,7 +31,7 @@ fn until(fd: &impl AsFd, events: Events) {
         revents: 0,
     };
     // SAFETY: one live pollfd.
-    assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 20_000) }, 1);
+    assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 60_000) }, 1);
 }
 
 /// Watches `fd` in all ways. `poke` makes it ready for `IN`, which is an event each time, and
@@ -246,6 +246,8 @@ fn inotify() {
     // SAFETY: the call takes no pointers.
     let watch = owned(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) });
     let folder = std::env::temp_dir().join(format!("upoll-inotify-{}", std::process::id()));
+    // A process with this ID may have left it.
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir(&folder).unwrap();
     let path = std::ffi::CString::new(folder.to_str().unwrap()).unwrap();
     // SAFETY: the path is a live string.

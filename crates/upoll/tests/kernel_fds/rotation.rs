@@ -115,8 +115,9 @@ impl Service {
         self.start(move || drop(wait(&rotating, 4, LONG)));
     }
 
-    /// Waits until all workers sleep.
+    /// Waits until all workers sleep. One look may meet a short sleep on the way, for a lock.
     fn settle(&self) {
+        let mut looks = 0;
         let start = Instant::now();
         let asleep = |task: &libc::pid_t| {
             let stat = std::fs::read_to_string(format!("/proc/self/task/{task}/stat"));
@@ -125,7 +126,9 @@ impl Service {
         loop {
             {
                 let tasks = self.tasks.lock().unwrap();
-                if tasks.len() == self.threads.len() && tasks.iter().all(asleep) {
+                let all_sleep = tasks.len() == self.threads.len() && tasks.iter().all(asleep);
+                looks = if all_sleep { looks + 1 } else { 0 };
+                if looks == 3 {
                     return;
                 }
             }
@@ -491,7 +494,7 @@ fn a_worker_learns_of_the_source_that_one_of_two_rotating_sets_keeps() {
         let sleeper = worker.clone();
         let sleeping = thread::spawn(move || {
             let began = Instant::now();
-            let limit = Duration::from_secs(20);
+            let limit = LONG;
             let found = sleeper.wait(&mut [Event::default(); 2], limit);
             // A wait reports an event that it finds when its limit ends, so the time is checked as
             // well.

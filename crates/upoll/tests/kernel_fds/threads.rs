@@ -330,22 +330,26 @@ fn limits_are_never_early() {
 #[test]
 fn a_limit_counts_from_the_call_though_a_descriptor_comes_meanwhile() {
     let _alone = alone();
-    let set = Epoll::new().unwrap();
     let limit = Duration::from_millis(1500);
-    let waiter = thread::spawn({
-        let set = set.clone();
-        move || {
-            let start = Instant::now();
-            assert!(wait(&set, 1, limit).is_empty());
-            assert!(start.elapsed() >= limit);
-            Instant::now()
-        }
-    });
-    thread::sleep(Duration::from_millis(1000));
-    let came = Instant::now();
-    let counter = eventfd();
-    set.add(&counter, input(1)).unwrap();
-    assert!(waiter.join().unwrap() < came + limit);
+    let counts_from_the_call = || {
+        let set = Epoll::new().unwrap();
+        let waiter = thread::spawn({
+            let set = set.clone();
+            move || {
+                let start = Instant::now();
+                assert!(wait(&set, 1, limit).is_empty());
+                assert!(start.elapsed() >= limit);
+                Instant::now()
+            }
+        });
+        thread::sleep(Duration::from_millis(1000));
+        let came = Instant::now();
+        let counter = eventfd();
+        set.add(&counter, input(1)).unwrap();
+        waiter.join().unwrap() < came + limit
+    };
+    // On a busy machine a thread may begin or end late. A limit that counts anew never ends by then.
+    assert!((0..20).any(|_| counts_from_the_call()));
 }
 
 extern "C" fn ignore(_: libc::c_int) {}

@@ -12,7 +12,7 @@ use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events};
 use crate::threads::asleep;
 
 /// Longer than any test takes: a wait that lasts so long has lost an event.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 pub const IN: Event = Event::new(Events::IN, 0);
 
 /// The source of a rotating set. Each of its jobs is taken by one worker.

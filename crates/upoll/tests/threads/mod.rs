@@ -1,9 +1,11 @@
 //! Threads that are asleep, and child processes.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::any::Any;
+use std::io::Write;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns the calling thread's ID.
 pub fn tid() -> i32 {
@@ -11,18 +13,21 @@ pub fn tid() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Waits until thread `tid` of this process sleeps, or has ended.
+/// Waits until thread `tid` of this process sleeps, or has ended. One look may meet a short sleep on the way, for a lock of the
+/// allocator.
 pub fn until_asleep(tid: i32) {
-    for _ in 0..20_000 {
+    let begun = Instant::now();
+    let mut looks = 0;
+    while looks < 3 {
         let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else {
             return;
         };
-        if stat.rsplit(") ").next().unwrap().starts_with('S') {
-            return;
-        }
+        let is_asleep = stat.rsplit(") ").next().unwrap().starts_with('S');
+        looks = if is_asleep { looks + 1 } else { 0 };
+        let guard = Duration::from_secs(60);
+        assert!(begun.elapsed() < guard, "thread {tid} does not sleep");
         thread::sleep(Duration::from_micros(100));
     }
-    panic!("thread {tid} does not sleep");
 }
 
 /// Starts a thread that runs `body`. Returns when the thread is asleep in it.
@@ -39,6 +44,17 @@ pub fn asleep<T: Send + 'static>(
     (thread, tid)
 }
 
+/// Writes why a child has panicked. The message itself is in the memory of the child, where the test harness keeps it.
+fn report(panic: &(dyn Any + Send)) {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref().copied());
+    let _ = writeln!(
+        std::io::stderr(),
+        "in a child: {}",
+        message.unwrap_or_default()
+    );
+}
+
 /// Runs `body` in a child process; it must not panic there.
 pub fn in_child(body: impl FnOnce()) {
     // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
@@ -47,6 +63,9 @@ pub fn in_child(body: impl FnOnce()) {
         let child = libc::fork();
         if child == 0 {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            if let Err(panic) = &outcome {
+                report(&**panic);
+            }
             libc::_exit(i32::from(outcome.is_err()));
         }
         let mut status = 0;
