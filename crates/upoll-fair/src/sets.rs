@@ -392,7 +392,8 @@ impl Set {
         match settings::policy() {
             Policy::Every(count) => wakeups >= count,
             Policy::Adaptive => {
-                wakeups > 0 && self.group().is_none_or(|group| group.sleeping() > 0)
+                let has_sleeper = |group: &Group| group.has_sleeper(raw::now());
+                wakeups > 0 && self.group().is_none_or(has_sleeper)
             }
             Policy::Exclusive | Policy::Observe => false,
         }

@@ -11,7 +11,6 @@
 //!
 //! Times are in nanoseconds.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use libc::{epoll_event, sigset_t, timespec, timeval};
@@ -84,9 +83,6 @@ pub(crate) struct Sleeper {
     closes: u32,
     /// The mask to restore.
     signals: u64,
-    process: u32,
-    /// The group in which the thread is counted as asleep.
-    group: Cell<Option<&'static Group>>,
 }
 
 /// Where a wait puts events, and how exact its limit is.
@@ -111,8 +107,6 @@ impl Sleeper {
             epfd: set.epfd(),
             closes: set.closes(),
             signals: locked.signals,
-            process: lock::owner(),
-            group: Cell::new(None),
         };
         locked.unlock_for_nap(sleeper.signals);
         sleeper
@@ -148,12 +142,8 @@ impl Sleeper {
         mask: *const sigset_t,
     ) -> c_int {
         let group = self.set.group();
-        if let Some(group) = group {
-            group.fall_asleep();
-        }
-        self.group.set(group);
         let mut is_left_alone = false;
-        let count = loop {
+        loop {
             let (nap, place) = if is_left_alone {
                 // Nothing is to be looked after any more.
                 (NEVER, None)
@@ -165,16 +155,14 @@ impl Sleeper {
             let count = unsafe { nap_in(self.epfd, events, left.min(nap), self.mask(mask)) };
             Group::leave(group, place);
             if count != 0 || left <= nap {
-                break count;
+                return count;
             }
             now = raw::now();
             match self.look(now) {
                 Some(found) => is_left_alone = found,
-                None => break raw::give(-libc::EBADF as isize),
+                None => return raw::give(-libc::EBADF as isize),
             }
-        };
-        self.wake();
-        count
+        }
     }
 
     /// Returns the mask to sleep with: null stands for the thread's own.
@@ -211,22 +199,12 @@ impl Sleeper {
         locked.unlock_for_nap(self.signals);
         result
     }
-
-    fn wake(&self) {
-        // A child that a signal handler has forked in a nap was not counted.
-        if let Some(group) = self.group.take()
-            && shared::process() == self.process
-        {
-            group.awake();
-        }
-    }
 }
 
 /// Ends a sleep: closes a private set, and restores the signals.
 extern "C" fn end_sleep(sleeper: *mut c_void) {
     // SAFETY: `run` registered its own live sleeper.
     let sleeper = unsafe { &*sleeper.cast::<Sleeper>() };
-    sleeper.wake();
     // A signal handler may have forked in a nap, by a raw `clone` while a thread held the lock.
     if sleeper.set.is_private() && lock::is_owner() {
         let locked = lock::lock();
