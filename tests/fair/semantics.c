@@ -738,6 +738,8 @@ static void pointers(void)
 	fd_set *volatile bad = (void *)16, read;
 	struct timeval time;
 	pthread_t thread;
+	int status;
+	pid_t child;
 
 	printf("pointers\n");
 	mprotect(pages + 4096, 4096, PROT_NONE);
@@ -767,6 +769,25 @@ static void pointers(void)
 	mprotect(pages + 2 * 4096, 4096, PROT_NONE);
 	SELECT("set that cannot be read any more", fd + 1, constant, NULL, NULL);
 	SELECT("wrong fd", -1, &read, NULL, NULL);
+	/* The rest of a short set cannot be written. The table of a child has room for the open fds, and the kernel reads no bits
+	 * beyond. */
+	fflush(stdout);
+	child = fork();
+	for (int way = 0; child == 0 && way < 4; way++) {
+		mprotect(pages + 4096, 4096, PROT_READ | PROT_WRITE);
+		memset(pages + 4096, way / 2, 4096);
+		mprotect(pages + 4096, 4096, PROT_READ);
+		*(long *)odd = 1L << fd;
+		time = (struct timeval){0, 30000};
+		if (way % 2)
+			say("short set", select(FD_SETSIZE, odd, NULL, NULL, &time));
+		else
+			say("short set", pselect(FD_SETSIZE, odd, NULL, NULL, &short_time, NULL));
+	}
+	if (child == 0)
+		_exit(0);
+	waitpid(child, &status, 0);
+	say("status", status);
 
 	/* The kernel reads as many bits as the process may have fds. */
 	FD_ZERO(&sized.set);

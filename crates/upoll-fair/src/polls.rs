@@ -18,7 +18,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 use crate::fds::{self, FIRST_SET, LISTENER, WORD};
 use crate::lock;
 use crate::next;
-use crate::raw;
+use crate::raw::{self, kernel};
 use crate::sets;
 use crate::settings;
 use crate::shared;
@@ -124,12 +124,6 @@ unsafe fn word(set: *const fd_set, index: usize) -> u64 {
     unsafe { set.cast::<u64>().add(index).read_unaligned() }
 }
 
-/// Returns the size of a set in bytes.
-#[inline]
-fn size(count: c_int) -> usize {
-    usize::try_from(count).unwrap_or(0).div_ceil(WORD) * size_of::<u64>()
-}
-
 /// A call of `select` or `pselect`.
 pub(crate) struct Select {
     count: c_int,
@@ -151,22 +145,24 @@ impl Select {
         !read.is_null() && !is_ordinary()
     }
 
-    /// Saves the sets. Returns `None` if they are too long, one cannot be read, or none of the fds to read is a listening
-    /// socket.
+    /// Saves the sets. Returns `None` if they are too long, one cannot be read, or is shorter than `count`, or none of the
+    /// fds to read is a listening socket.
     ///
     /// # Safety
     /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        if !(1..=LAST_SELECTED as c_int).contains(&count) {
+        let words = usize::try_from(count).ok()?.div_ceil(WORD);
+        if !(1..=LAST_SELECTED / WORD).contains(&words) {
             return None;
         }
-        let size = size(count);
         // The kernel refuses other ones.
-        let is_readable = |set: &*mut fd_set| set.is_null() || raw::is_readable(set.addr(), size);
+        let is_readable = |set: &*mut fd_set| {
+            set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
+        };
         let [read, others @ ..] = &sets;
         if !is_readable(read)
             // SAFETY: the set can be read.
-            || !(0..size / size_of::<u64>()).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
+            || !(0..words).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
             || !others.iter().all(is_readable)
         {
             return None;
@@ -181,14 +177,21 @@ impl Select {
             .zip(&mut call.saved)
             .filter(|(set, _)| !set.is_null())
         {
-            // SAFETY: the set can be read, and is no longer than `saved`.
-            unsafe {
-                set.cast::<u8>()
-                    .copy_to_nonoverlapping(saved.as_mut_ptr().cast(), size)
-            };
+            for (index, saved) in saved[..words].iter_mut().enumerate() {
+                // SAFETY: the set can be read.
+                *saved = unsafe { word(*set, index) };
+            }
         }
+        // The kernel looks at no bits beyond the process's table of fds, which has room for a word or more. They may be another
+        // variable.
+        let is_open = |fd: usize| kernel!(SYS_fcntl, fd, libc::F_GETFD) >= 0;
+        let are_fds = |(index, &word): (usize, &u64)| {
+            word == 0 || is_open(index * WORD + word.trailing_zeros() as usize)
+        };
+        let mut saved = call.saved.iter();
+        let are_fds = saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds));
         // Now, so that all fds are known, also if one is always ready.
-        call.has_listener().then_some(call)
+        (are_fds && call.has_listener()).then_some(call)
     }
 }
 
@@ -219,17 +222,12 @@ impl Call for Select {
     }
 
     fn undo(&self) {
-        for (set, saved) in self
-            .sets
-            .iter()
-            .zip(&self.saved)
-            .filter(|(set, _)| !set.is_null())
-        {
-            // SAFETY: the contract of `new`, which read as many bytes. The kernel has just written them.
-            unsafe {
-                set.cast::<u8>()
-                    .copy_from_nonoverlapping(saved.as_ptr().cast(), size(self.count))
-            };
+        for (set, saved) in self.sets.iter().zip(&self.saved) {
+            let asked = saved.iter().enumerate().filter(|(_, word)| **word != 0);
+            for (index, word) in asked {
+                // SAFETY: `new` has read the word from the set, and the kernel has just written it.
+                unsafe { set.cast::<u64>().add(index).write_unaligned(*word) };
+            }
         }
     }
 }
