@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
-use crate::fds::{self, ORDINARY, UNKNOWN};
+use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
 use crate::next::{self, Next};
 use crate::polls::{self, Poll, Select};
 use crate::raw::{self, kernel};
@@ -168,9 +168,7 @@ exports! {
     }
 
     fn close(fd: c_int) -> c_int {
-        if fds::kind(fd) > ORDINARY {
-            sets::closing(fd);
-        }
+        forget(fd);
         // SAFETY: the caller's contract.
         unsafe { next::close(fd) }
     }
@@ -217,7 +215,7 @@ exports! {
     ) -> c_long {
         match number {
             #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
-            libc::SYS_close if fds::kind(a as c_int) > ORDINARY => sets::closing(a as c_int),
+            libc::SYS_close => forget(a as c_int),
             #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
             libc::SYS_epoll_ctl if is_about_listener(b as c_int, c as c_int) => {
                 let event = std::ptr::with_exposed_provenance_mut(d);
@@ -353,8 +351,18 @@ unsafe fn pselect_special(
     unsafe { next::pselect(count, read, write, except, timeout, mask) }
 }
 
+/// Forgets an fd that is about to be closed, or has another file than the one that the library knows.
+#[inline]
+fn forget(fd: c_int) {
+    if fds::kind(fd) > ORDINARY {
+        sets::closing(fd);
+    }
+}
+
+/// Takes note of a listening socket. Another thread may just be closing a file of the library that had the fd.
 fn see_listener(fd: c_int) {
-    if fds::kind(fd) <= ORDINARY {
+    if fds::kind(fd) != LISTENER {
+        forget(fd);
         fds::set_listener(fd);
     }
 }
@@ -362,10 +370,7 @@ fn see_listener(fd: c_int) {
 /// Takes note of a connection, or of the lack of one.
 fn accepted(fd: c_int, connection: c_int) {
     if connection >= 0 {
-        if fds::kind(connection) > ORDINARY {
-            // Something that was closed by a raw system call.
-            sets::closing(connection);
-        }
+        forget(connection);
         fds::set_kind(connection, ORDINARY);
         see_listener(fd);
         shared::count_accept(true);
