@@ -250,20 +250,18 @@ fn is_about_listener(operation: c_int, fd: c_int) -> bool {
 /// `poll(2)` in a process with a listening socket. A function of its own leaves the registers of `poll` alone.
 ///
 /// # Safety
-/// That of `poll`, with a time to wait.
+/// That of `poll`.
 #[cold]
 #[inline(never)]
 unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    let result = unsafe {
-        polls::wait(
-            &Poll::new(list, count),
-            from_millis(timeout),
-            std::ptr::null(),
-        )
+    let time = to_timespec(from_millis(timeout));
+    let limit = if timeout < 0 {
+        std::ptr::null()
+    } else {
+        &raw const time
     };
     // SAFETY: the caller's contract.
-    result.unwrap_or_else(|| unsafe { next::poll(list, count, timeout) })
+    unsafe { ppoll_special(list, count, limit, std::ptr::null()) }
 }
 
 /// `ppoll(2)` in a process with a listening socket.

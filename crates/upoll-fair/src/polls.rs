@@ -11,11 +11,11 @@
 //! and a call that has looked before the set was opened, but enters the kernel after that. A call that is made between the
 //! last check and a nap has that nap go to what has the fd then.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_short};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 
-use crate::fds::{self, FIRST_SET, LISTENER, WORD};
+use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
 use crate::next;
 use crate::raw::{self, kernel};
@@ -53,20 +53,12 @@ pub(crate) trait Call {
     /// Calls `watch` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
     fn each(&self, watch: &mut dyn FnMut(pollfd));
 
-    /// Returns whether the call holds a listening socket, and takes note of all fds. To be called after `make`.
-    fn has_listener(&self) -> bool {
+    /// Returns whether the call holds a listening socket of which `events` has POLLIN, and takes note of all fds. To be called
+    /// after `make`.
+    fn has_listener(&self, events: fn(&pollfd) -> c_short) -> bool {
         let mut found = false;
         self.each(&mut |entry| {
-            found |= is_listener(entry.fd) && entry.events & libc::POLLIN != 0;
-        });
-        found
-    }
-
-    /// Returns whether the last `make` found a listening socket ready.
-    fn found_listener(&self) -> bool {
-        let mut found = false;
-        self.each(&mut |entry| {
-            found |= entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == LISTENER;
+            found |= is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
         });
         found
     }
@@ -191,7 +183,7 @@ impl Select {
         let mut saved = call.saved.iter();
         let are_fds = saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds));
         // Now, so that all fds are known, also if one is always ready.
-        (are_fds && call.has_listener()).then_some(call)
+        (are_fds && call.has_listener(|entry| entry.events)).then_some(call)
     }
 }
 
@@ -247,12 +239,12 @@ pub(crate) unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) ->
     call.undo();
     let now = raw::now();
     let end = now.saturating_add(limit);
-    if !call.has_listener() {
+    if !call.has_listener(|entry| entry.events) {
         return None;
     }
     if settings::is_observing() {
         let ready = make_until(call, end, mask);
-        if ready > 0 && call.found_listener() {
+        if ready > 0 && call.has_listener(|entry| entry.revents) {
             shared::count_wakeup();
         }
         return Some(ready);

@@ -131,14 +131,8 @@ pub(crate) fn is_readable(start: usize, size: usize) -> bool {
 pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
     let mut value = T::default();
     let mut size = size_of::<T>();
-    let result = kernel!(
-        SYS_getsockopt,
-        fd,
-        libc::SOL_SOCKET,
-        option,
-        &raw mut value,
-        &raw mut size
-    );
+    let (place, size) = (&raw mut value, &raw mut size);
+    let result = kernel!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, place, size);
     if result < 0 { Err(result) } else { Ok(value) }
 }
 
@@ -155,9 +149,4 @@ pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
     };
     kernel!(SYS_ppoll, &raw mut entry, 1, &raw const now, 0, MASK_SIZE);
     u32::from(entry.revents.cast_unsigned()) & events
-}
-
-/// Returns whether a socket has a connection to accept.
-pub(crate) fn is_ready(fd: c_int) -> bool {
-    readiness(fd, libc::EPOLLIN as u32) != 0
 }

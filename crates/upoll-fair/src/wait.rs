@@ -179,7 +179,7 @@ impl Sleeper {
     fn look(&self, now: u64) -> Option<bool> {
         self.locked(|locked| {
             if self.set.rescue(locked, now) {
-                shared::count_rescue();
+                shared::count(|worker| &worker.rescues);
             }
             self.set.is_left_alone()
         })
@@ -273,7 +273,7 @@ pub(crate) unsafe fn wait(
     if count == 0 {
         let now = raw::now();
         if set.has_to_look(now) && look(now) {
-            shared::count_rescue();
+            shared::count(|worker| &worker.rescues);
             count = take();
         }
         if count == 0 && limit != 0 {
