@@ -186,7 +186,7 @@ impl Group {
     }
 }
 
-/// Returns whether no worker is the guard that was to sleep until then. One that is late by more than this was killed or
+/// Returns whether no worker is the guard that was to sleep until then. A guard that is late by more than this was killed or
 /// stopped.
 fn is_free(until: u64, now: u64) -> bool {
     until.saturating_add(SHORT) < now

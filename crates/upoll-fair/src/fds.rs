@@ -66,8 +66,8 @@ pub(crate) fn set_kind(fd: c_int, kind: u8) {
         let place = fd as usize;
         if let Some(word) = REMEMBERED.get(place / WORD) {
             let bit = 1 << (place % WORD);
-            // Two threads may set kinds at the same time. One that clears the bit after another has set it sees the kind of
-            // that one.
+            // Two threads may set kinds at the same time. The thread that clears the bit after the other has set it sees the
+            // kind that the other has stored.
             let is_remembered = kind > ORDINARY || {
                 word.fetch_and(!bit, Ordering::Acquire);
                 entry.load(Ordering::Relaxed) > ORDINARY

@@ -689,7 +689,7 @@ pub(crate) fn closing(fd: c_int) {
         // The socket may have other fds, and then its registration outlives this one.
         for set in sets() {
             match set.member(fd) {
-                // That of a parent.
+                // The set is a parent's.
                 Some(member) if set.is_left_alone() => member.forget(),
                 Some(member) => member.leave(set.epfd()),
                 None => {}
