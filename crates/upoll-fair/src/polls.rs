@@ -17,8 +17,8 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 
 use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
-use crate::next;
-use crate::raw::{self, kernel};
+use crate::next::CLibrary;
+use crate::raw::{self, NO_TIME, kernel};
 use crate::sets;
 use crate::settings;
 use crate::shared;
@@ -32,10 +32,6 @@ const LONGEST_LIST: usize = 4096;
 /// does not mean that the sets are as long.
 const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
-static NO_TIME: timespec = timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
 
 /// Takes note of an fd in a call, and returns whether it is a listening socket.
 fn is_listener(fd: c_int) -> bool {
@@ -93,7 +89,7 @@ impl Poll {
 impl Call for Poll {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
         // SAFETY: the contract of `new`; the kernel checks the rest.
-        unsafe { next::ppoll(self.list, self.count, time, mask) }
+        unsafe { CLibrary::ppoll(self.list, self.count, time, mask) }
     }
 
     fn each(&self, watch: &mut dyn FnMut(pollfd)) {
@@ -191,7 +187,7 @@ impl Call for Select {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
         let [read, write, except] = self.sets;
         // SAFETY: the contract of `new`; the kernel checks the rest.
-        unsafe { next::pselect(self.count, read, write, except, time, mask) }
+        unsafe { CLibrary::pselect(self.count, read, write, except, time, mask) }
     }
 
     fn each(&self, watch: &mut dyn FnMut(pollfd)) {

@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_void};
 use libc::{epoll_event, sigset_t, timespec, timeval};
 
 use crate::lock::{self, Locked};
-use crate::next;
+use crate::next::CLibrary;
 use crate::raw;
 use crate::sets::Set;
 use crate::shared::{self, Group};
@@ -225,7 +225,7 @@ unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t
     if events.is_fine && is_fine(nanos) {
         let time = to_timespec(nanos);
         // SAFETY: the caller's contract.
-        let count = unsafe { next::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
+        let count = unsafe { CLibrary::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
         // The kernel or the C library is old, or the filter of a container is.
         if count >= 0 || !matches!(raw::errno(), libc::ENOSYS | libc::EPERM) {
             return count;
@@ -234,7 +234,7 @@ unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t
     // More than fits has no limit.
     let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
     // SAFETY: the caller's contract.
-    unsafe { next::epoll_pwait(epfd, start, capacity, millis, mask) }
+    unsafe { CLibrary::epoll_pwait(epfd, start, capacity, millis, mask) }
 }
 
 /// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most. `mask` is null for the thread's own
@@ -258,7 +258,7 @@ pub(crate) unsafe fn wait(
         is_fine: is_fine(limit),
     };
     // SAFETY: the caller's contract.
-    let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
+    let take = || unsafe { CLibrary::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
         lock::is_owner() && {
             let locked = lock::lock();
