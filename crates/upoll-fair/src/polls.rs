@@ -133,8 +133,8 @@ impl Select {
         !read.is_null() && !is_ordinary()
     }
 
-    /// Saves the sets. Returns `None` if they are too long, one cannot be read, or is shorter than `count`, or none of the
-    /// fds to read is a listening socket.
+    /// Saves the sets. Returns `None` if they are too long, one cannot be read or has bits beyond the process's table of fds, or
+    /// none of the fds to read is a listening socket.
     ///
     /// # Safety
     /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
