@@ -742,6 +742,8 @@ static void pointers(void)
 	fd_set *volatile bad = (void *)16, read;
 	struct timeval time;
 	pthread_t thread;
+	int status;
+	pid_t child;
 
 	printf("pointers\n");
 	mprotect(pages + 4096, 4096, PROT_NONE);
@@ -771,6 +773,25 @@ static void pointers(void)
 	mprotect(pages + 2 * 4096, 4096, PROT_NONE);
 	SELECT("set that cannot be read any more", fd + 1, constant, NULL, NULL);
 	SELECT("wrong fd", -1, &read, NULL, NULL);
+	/* The rest of a short set cannot be written. The table of a child has room for the open fds, and the kernel reads no bits
+	 * beyond. */
+	fflush(stdout);
+	child = fork();
+	for (int way = 0; child == 0 && way < 4; way++) {
+		mprotect(pages + 4096, 4096, PROT_READ | PROT_WRITE);
+		memset(pages + 4096, way / 2, 4096);
+		mprotect(pages + 4096, 4096, PROT_READ);
+		*(long *)odd = 1L << fd;
+		time = (struct timeval){0, 30000};
+		if (way % 2)
+			say("short set", select(FD_SETSIZE, odd, NULL, NULL, &time));
+		else
+			say("short set", pselect(FD_SETSIZE, odd, NULL, NULL, &short_time, NULL));
+	}
+	if (child == 0)
+		_exit(0);
+	waitpid(child, &status, 0);
+	say("status", status);
 
 	/* The kernel reads as many bits as the process may have fds. */
 	FD_ZERO(&sized.set);
@@ -868,9 +889,9 @@ static void *wait_for_events(void *found)
 	return NULL;
 }
 
-/* Returns whether a thread sleeps in epoll_wait, poll, select or their like: the first word of the file is the number
- * of the call then. */
-static int sleeps_in_a_wait(pid_t thread)
+/* Returns the number of the call if a thread sleeps in epoll_wait, poll, select or their like: the first word of the file.
+ * Otherwise it is -1. */
+static long wait_of(pid_t thread)
 {
 	static const long calls[] = {
 #ifdef SYS_epoll_wait
@@ -887,15 +908,15 @@ static int sleeps_in_a_wait(pid_t thread)
 	if (!file) {
 		/* The kernel has no such file: the thread should be there by then. */
 		usleep(300000);
-		return 1;
+		return SYS_getppid;
 	}
 	if (fscanf(file, "%ld", &call) != 1)
 		call = -1;
 	fclose(file);
 	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
 		if (call == calls[i])
-			return 1;
-	return 0;
+			return call;
+	return -1;
 }
 
 static void start_thread(pthread_t *thread, void *(*function)(void *), int *found, int time)
@@ -907,7 +928,7 @@ static void start_thread(pthread_t *thread, void *(*function)(void *), int *foun
 		pid_t number = __atomic_load_n(&waiting_thread, __ATOMIC_RELAXED);
 
 		/* On a busy machine it may be over. */
-		if (number && (number == -1 || sleeps_in_a_wait(number)))
+		if (number && (number == -1 || wait_of(number) >= 0))
 			return;
 		usleep(1000);
 	}
@@ -1313,29 +1334,67 @@ static void *take_fd(void *unused)
 	return unused;
 }
 
-/* A poll stands still just as the library has closed its fd. Another thread takes the fd and forks. */
-static void fork_as_a_poll_ends(void)
+/* Takes the fd that it reads for a listening socket, and sleeps in a select of it. */
+static void *listen_at_fd(void *unused)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET};
+	fd_set selected;
+	int taken;
+
+	read(fds_to_take[0], &taken, sizeof taken);
+	taken = fcntl(socket(AF_INET, SOCK_STREAM, 0), F_DUPFD, taken);
+	if (bind(taken, (struct sockaddr *)&any, sizeof any) || listen(taken, 64))
+		_exit(2);
+	FD_ZERO(&selected);
+	FD_SET(taken, &selected);
+	__atomic_store_n(&waiting_thread, syscall(SYS_gettid), __ATOMIC_RELAXED);
+	select(taken + 1, &selected, NULL, NULL, NULL);
+	return unused;
+}
+
+/* Returns whether the thread of listen_at_fd sleeps in another call than it should: the library waits in a set. */
+static int sleeps_elsewhere(void)
+{
+	const char *policy = getenv("UPOLL_FAIR");
+	long call = -1;
+
+	for (int tries = 0; call < 0 && tries < 10000; tries++) {
+		pid_t thread = __atomic_load_n(&waiting_thread, __ATOMIC_RELAXED);
+
+		call = thread ? wait_of(thread) : -1;
+		usleep(1000);
+	}
+	if (policy && strcmp(policy, "observe"))
+		return call != SYS_epoll_pwait && call != SYS_getppid;
+	return call < 0;
+}
+
+/* A poll stands still just as the library has closed its fd. Another thread takes the fd, and forks or listens. */
+static void a_poll_ends(int listens)
 {
 	struct __ptrace_syscall_info call;
 	int status, taken = 40, is_closed = 0;
 	pid_t child;
 
-	printf("fork as a poll ends\n");
+	printf("%s as a poll ends\n", listens ? "listen" : "fork");
 	shared_fd = listen_at(AF_INET);
 	pipe(fds_to_take);
+	waiting_thread = 0;
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
 		struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
 		pthread_t thread;
 
-		pthread_create(&thread, NULL, take_fd, NULL);
+		pthread_create(&thread, NULL, listens ? listen_at_fd : take_fd, NULL);
 		if (ptrace(PTRACE_TRACEME, 0, 0, 0))
 			_exit(0);
 		raise(SIGSTOP);
 		poll(&entry, 1, 50);
 		/* Marks the end of the poll for the tracer. */
 		syscall(SYS_getppid);
+		if (listens)
+			_exit(sleeps_elsewhere());
 		pause();
 	}
 	while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
@@ -1347,13 +1406,17 @@ static void fork_as_a_poll_ends(void)
 			is_closed = 1;
 		} else if (is_closed || (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_getppid)) {
 			write(fds_to_take[1], &taken, sizeof taken);
-			is_closed = 0;
+			if (listens) {
+				/* The thread listens meanwhile, or waits until the fd is closed for the library, too. */
+				usleep(300000);
+				ptrace(PTRACE_DETACH, child, 0, 0);
+			}
 			waitpid(child, &status, 0);
 			break;
 		}
 		ptrace(PTRACE_SYSCALL, child, 0, 0);
 	}
-	say("closed in the child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+	say(listens ? "sleeps elsewhere" : "closed in the child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 	close(fds_to_take[0]);
 	close(fds_to_take[1]);
 	close(shared_fd);
@@ -1472,7 +1535,8 @@ int main(void)
 		fds_while_a_thread_polls(way, !(way % 2), 0);
 	}
 	children_of_a_polling_thread();
-	fork_as_a_poll_ends();
+	a_poll_ends(0);
+	a_poll_ends(1);
 	raw_forks();
 	no_memory();
 	limits_in_milliseconds();

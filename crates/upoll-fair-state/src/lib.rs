@@ -45,8 +45,6 @@ pub struct Group {
     guards: [AtomicU64; GUARDS],
     /// When a worker was last woken for one of the sockets.
     last_wakeup: AtomicU64,
-    /// How many workers sleep. A worker that is killed in its sleep stays in the count.
-    sleeping: AtomicU32,
 }
 
 /// The counters of one thread.
@@ -80,11 +78,11 @@ impl State {
             let now = now();
             self.groups.iter().find(|group| {
                 let old = group.key.load(Ordering::Relaxed);
-                group.is_left(now) && group.take(old, key) && {
-                    group.sleeping.store(0, Ordering::Relaxed);
+                let is_taken = group.is_left(now) && group.take(old, key);
+                if is_taken {
                     group.woken(now);
-                    true
                 }
+                is_taken
             })
         })
     }
@@ -152,10 +150,10 @@ impl Group {
         let nap = if since > ACTIVE { IDLE } else { SHORT };
         let place = group.guards.iter().position(|guard| {
             let until = guard.load(Ordering::Relaxed);
-            // A guard that is late by more than this was killed or stopped.
-            until.saturating_add(SHORT) < now
+            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            is_free(until, now)
                 && guard
-                    .compare_exchange(until, now + nap, Ordering::Relaxed, Ordering::Relaxed)
+                    .compare_exchange(until, now + nap, success, failure)
                     .is_ok()
         });
         (if place.is_some() { nap } else { LONG }, place)
@@ -176,28 +174,22 @@ impl Group {
         }
     }
 
-    /// Returns how many workers sleep.
-    pub fn sleeping(&self) -> u32 {
-        self.sleeping.load(Ordering::Relaxed)
-    }
-
-    /// Counts the calling worker as asleep.
-    pub fn fall_asleep(&self) {
-        self.sleeping.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts the calling worker as awake.
-    pub fn awake(&self) {
-        // The group may have got another key meanwhile.
-        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        let less = |sleeping: u32| sleeping.checked_sub(1);
-        let _ = self.sleeping.fetch_update(success, failure, less);
+    /// Returns whether a worker sleeps as a guard. The first ones that fall asleep do.
+    pub fn has_sleeper(&self, now: u64) -> bool {
+        let mut guards = self.guards.iter();
+        guards.any(|guard| !is_free(guard.load(Ordering::Relaxed), now))
     }
 
     /// Records that a worker was woken.
     pub fn woken(&self, now: u64) {
         self.last_wakeup.store(now, Ordering::Relaxed);
     }
+}
+
+/// Returns whether no worker is the guard that was to sleep until then. A guard that is late by more than this was killed or
+/// stopped.
+fn is_free(until: u64, now: u64) -> bool {
+    until.saturating_add(SHORT) < now
 }
 
 /// The counts of one worker.
@@ -352,7 +344,6 @@ mod tests {
         let groups = (1..).take(GROUPS).map(|key| state.group(key, || start));
         for group in groups {
             let group = group.expect("there is room");
-            group.fall_asleep();
             let (nap, place) = Group::nap(Some(group), start);
             assert!(nap == IDLE && place.is_some());
         }
@@ -361,13 +352,25 @@ mod tests {
         Group::nap(state.group(7, || later), later);
         for key in 1001..1000 + GROUPS as u64 {
             let group = state.group(key, || later).expect("its place is free");
-            assert_eq!(group.sleeping(), 0);
-            // A worker of the old group wakes.
-            group.awake();
-            assert_eq!(group.sleeping(), 0);
+            assert!(!group.has_sleeper(later));
         }
         assert!(state.group(1000, || later).is_none());
-        assert_eq!(state.group(7, || later).map(Group::sleeping), Some(1));
+        let group = state.group(7, || later).expect("it has its place");
+        assert!(group.has_sleeper(later));
+    }
+
+    #[test]
+    fn a_worker_that_does_not_come_back_from_its_nap_is_no_sleeper() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: as above.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        let group = state.group(1, || LONG).expect("there is room");
+        assert!(!group.has_sleeper(LONG));
+        let (nap, place) = Group::nap(Some(group), LONG);
+        assert!(group.has_sleeper(LONG + nap + SHORT));
+        assert!(!group.has_sleeper(LONG + nap + SHORT + 1));
+        Group::leave(Some(group), place);
+        assert!(!group.has_sleeper(LONG));
     }
 
     #[test]

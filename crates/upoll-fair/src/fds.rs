@@ -66,13 +66,17 @@ pub(crate) fn set_kind(fd: c_int, kind: u8) {
         let place = fd as usize;
         if let Some(word) = REMEMBERED.get(place / WORD) {
             let bit = 1 << (place % WORD);
-            if kind > ORDINARY {
-                word.fetch_or(bit, Ordering::Relaxed);
+            // Two threads may set kinds at the same time. The thread that clears the bit after the other has set it sees the
+            // kind that the other has stored.
+            let is_remembered = kind > ORDINARY || {
+                word.fetch_and(!bit, Ordering::Acquire);
+                entry.load(Ordering::Relaxed) > ORDINARY
+            };
+            if is_remembered {
+                word.fetch_or(bit, Ordering::Release);
                 if place >= WORD {
                     IS_BEYOND_FIRST.store(true, Ordering::Relaxed);
                 }
-            } else {
-                word.fetch_and(!bit, Ordering::Relaxed);
             }
         }
     }

@@ -7,36 +7,39 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
-use crate::fds::{self, ORDINARY, UNKNOWN};
-use crate::next::{self, Next};
+use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
+use crate::next::{CLibrary, Next, c_library};
 use crate::polls::{self, Poll, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
 use crate::wait::{self, from_millis, from_timespec, from_timeval, to_timespec};
 
-/// Exports functions under the C library's names. The contract of each is that of the C library's: pointers are valid as
-/// far as the kernel or the C library reads them.
+/// Exports functions under the C library's names, and declares the C library's own. The contract of each is that of the C
+/// library's: pointers are valid as far as the kernel or the C library reads them.
 macro_rules! exports {
-    ($(fn $name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of the C library.")]
-        ///
-        /// # Safety
-        /// That of the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) $(-> $result)? $body
-    )*};
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {
+        c_library! {$(fn $name($($argument: $kind),*) -> $result;)*}
+        $(
+            #[doc = concat!("`", stringify!($name), "` of the C library.")]
+            ///
+            /// # Safety
+            /// That of the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result $body
+        )*
+    };
 }
 
 exports! {
     fn epoll_create(size: c_int) -> c_int {
         // SAFETY: the caller's contract.
-        sets::created(unsafe { next::epoll_create(size) })
+        sets::created(unsafe { CLibrary::epoll_create(size) })
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
         // SAFETY: the caller's contract.
-        sets::created(unsafe { next::epoll_create1(flags) })
+        sets::created(unsafe { CLibrary::epoll_create1(flags) })
     }
 
     fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -45,7 +48,7 @@ exports! {
             return unsafe { sets::control(epfd, operation, fd, event) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::epoll_ctl(epfd, operation, fd, event) }
+        unsafe { CLibrary::epoll_ctl(epfd, operation, fd, event) }
     }
 
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, capacity: c_int, timeout: c_int) -> c_int {
@@ -54,7 +57,7 @@ exports! {
             return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), std::ptr::null()) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::epoll_wait(epfd, events, capacity, timeout) }
+        unsafe { CLibrary::epoll_wait(epfd, events, capacity, timeout) }
     }
 
     fn epoll_pwait(
@@ -65,7 +68,7 @@ exports! {
             return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), mask) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::epoll_pwait(epfd, events, capacity, timeout, mask) }
+        unsafe { CLibrary::epoll_pwait(epfd, events, capacity, timeout, mask) }
     }
 
     fn epoll_pwait2(
@@ -79,7 +82,7 @@ exports! {
             return unsafe { wait::wait(set, epfd, events, capacity, limit, mask) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::epoll_pwait2(epfd, events, capacity, timeout, mask) }
+        unsafe { CLibrary::epoll_pwait2(epfd, events, capacity, timeout, mask) }
     }
 
     fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -88,7 +91,7 @@ exports! {
             return unsafe { poll_special(list, count, timeout) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::poll(list, count, timeout) }
+        unsafe { CLibrary::poll(list, count, timeout) }
     }
 
     fn ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
@@ -97,7 +100,7 @@ exports! {
             return unsafe { ppoll_special(list, count, timeout, mask) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::ppoll(list, count, timeout, mask) }
+        unsafe { CLibrary::ppoll(list, count, timeout, mask) }
     }
 
     // `poll` of a program that was compiled with `_FORTIFY_SOURCE`.
@@ -107,7 +110,7 @@ exports! {
             return unsafe { poll(list, count, timeout) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::__poll_chk(list, count, timeout, size) }
+        unsafe { CLibrary::__poll_chk(list, count, timeout, size) }
     }
 
     fn __ppoll_chk(
@@ -118,7 +121,7 @@ exports! {
             return unsafe { ppoll(list, count, timeout, mask) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::__ppoll_chk(list, count, timeout, mask, size) }
+        unsafe { CLibrary::__ppoll_chk(list, count, timeout, mask, size) }
     }
 
     fn select(
@@ -129,7 +132,7 @@ exports! {
             return unsafe { select_special(count, read, write, except, timeout) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::select(count, read, write, except, timeout) }
+        unsafe { CLibrary::select(count, read, write, except, timeout) }
     }
 
     fn pselect(
@@ -141,12 +144,12 @@ exports! {
             return unsafe { pselect_special(count, read, write, except, timeout, mask) };
         }
         // SAFETY: the caller's contract.
-        unsafe { next::pselect(count, read, write, except, timeout, mask) }
+        unsafe { CLibrary::pselect(count, read, write, except, timeout, mask) }
     }
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: the caller's contract.
-        let result = unsafe { next::listen(fd, backlog) };
+        let result = unsafe { CLibrary::listen(fd, backlog) };
         if result == 0 {
             see_listener(fd);
         }
@@ -155,24 +158,22 @@ exports! {
 
     fn accept(fd: c_int, address: *mut sockaddr, size: *mut socklen_t) -> c_int {
         // SAFETY: the caller's contract.
-        let result = unsafe { next::accept(fd, address, size) };
+        let result = unsafe { CLibrary::accept(fd, address, size) };
         accepted(fd, result);
         result
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, size: *mut socklen_t, flags: c_int) -> c_int {
         // SAFETY: the caller's contract.
-        let result = unsafe { next::accept4(fd, address, size, flags) };
+        let result = unsafe { CLibrary::accept4(fd, address, size, flags) };
         accepted(fd, result);
         result
     }
 
     fn close(fd: c_int) -> c_int {
-        if fds::kind(fd) > ORDINARY {
-            sets::closing(fd);
-        }
+        forget(fd);
         // SAFETY: the caller's contract.
-        unsafe { next::close(fd) }
+        unsafe { CLibrary::close(fd) }
     }
 
     fn dup2(fd: c_int, new: c_int) -> c_int {
@@ -180,7 +181,7 @@ exports! {
             sets::replacing(fd, new);
         }
         // SAFETY: the caller's contract.
-        unsafe { next::dup2(fd, new) }
+        unsafe { CLibrary::dup2(fd, new) }
     }
 
     fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
@@ -188,7 +189,7 @@ exports! {
             sets::replacing(fd, new);
         }
         // SAFETY: the caller's contract.
-        unsafe { next::dup3(fd, new, flags) }
+        unsafe { CLibrary::dup3(fd, new, flags) }
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -200,14 +201,7 @@ exports! {
             }
         }
         // SAFETY: the caller's contract.
-        unsafe { next::close_range(first, last, flags) }
-    }
-
-    fn closefrom(first: c_int) {
-        if fds::has_listener() {
-            sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
-        }
-        close_from(first);
+        unsafe { CLibrary::close_range(first, last, flags) }
     }
 
     // libuv closes with it. It is variadic in C. An argument that is not given has an arbitrary value, which the kernel does
@@ -217,7 +211,7 @@ exports! {
     ) -> c_long {
         match number {
             #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
-            libc::SYS_close if fds::kind(a as c_int) > ORDINARY => sets::closing(a as c_int),
+            libc::SYS_close => forget(a as c_int),
             #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
             libc::SYS_epoll_ctl if is_about_listener(b as c_int, c as c_int) => {
                 let event = std::ptr::with_exposed_provenance_mut(d);
@@ -226,7 +220,7 @@ exports! {
             }
             libc::SYS_io_uring_setup => {
                 // SAFETY: the caller's contract.
-                let result = unsafe { next::syscall(number, a, b, c, d, e, f) };
+                let result = unsafe { CLibrary::syscall(number, a, b, c, d, e, f) };
                 if result >= 0 {
                     // SAFETY: the kernel has just written a `struct io_uring_params` there.
                     unsafe { hide_feature(std::ptr::with_exposed_provenance_mut(b)) };
@@ -236,7 +230,7 @@ exports! {
             _ => {}
         }
         // SAFETY: the caller's contract.
-        unsafe { next::syscall(number, a, b, c, d, e, f) }
+        unsafe { CLibrary::syscall(number, a, b, c, d, e, f) }
     }
 }
 
@@ -252,20 +246,18 @@ fn is_about_listener(operation: c_int, fd: c_int) -> bool {
 /// `poll(2)` in a process with a listening socket. A function of its own leaves the registers of `poll` alone.
 ///
 /// # Safety
-/// That of `poll`, with a time to wait.
+/// That of `poll`.
 #[cold]
 #[inline(never)]
 unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    let result = unsafe {
-        polls::wait(
-            &Poll::new(list, count),
-            from_millis(timeout),
-            std::ptr::null(),
-        )
+    let time = to_timespec(from_millis(timeout));
+    let limit = if timeout < 0 {
+        std::ptr::null()
+    } else {
+        &raw const time
     };
     // SAFETY: the caller's contract.
-    result.unwrap_or_else(|| unsafe { next::poll(list, count, timeout) })
+    unsafe { ppoll_special(list, count, limit, std::ptr::null()) }
 }
 
 /// `ppoll(2)` in a process with a listening socket.
@@ -288,7 +280,7 @@ unsafe fn ppoll_special(
         return result;
     }
     // SAFETY: the caller's contract.
-    unsafe { next::ppoll(list, count, timeout, mask) }
+    unsafe { CLibrary::ppoll(list, count, timeout, mask) }
 }
 
 /// `select(2)` with an fd of which something may be remembered.
@@ -323,7 +315,7 @@ unsafe fn select_special(
         }
     }
     // SAFETY: the caller's contract.
-    unsafe { next::select(count, read, write, except, timeout) }
+    unsafe { CLibrary::select(count, read, write, except, timeout) }
 }
 
 /// `pselect(2)` with an fd of which something may be remembered.
@@ -350,11 +342,21 @@ unsafe fn pselect_special(
         return result;
     }
     // SAFETY: the caller's contract.
-    unsafe { next::pselect(count, read, write, except, timeout, mask) }
+    unsafe { CLibrary::pselect(count, read, write, except, timeout, mask) }
 }
 
+/// Forgets an fd that is about to be closed, or has another file than the one that the library knows.
+#[inline]
+fn forget(fd: c_int) {
+    if fds::kind(fd) > ORDINARY {
+        sets::closing(fd);
+    }
+}
+
+/// Takes note of a listening socket. Another thread may just be closing a file of the library that had the fd.
 fn see_listener(fd: c_int) {
-    if fds::kind(fd) <= ORDINARY {
+    if fds::kind(fd) != LISTENER {
+        forget(fd);
         fds::set_listener(fd);
     }
 }
@@ -362,10 +364,7 @@ fn see_listener(fd: c_int) {
 /// Takes note of a connection, or of the lack of one.
 fn accepted(fd: c_int, connection: c_int) {
     if connection >= 0 {
-        if fds::kind(connection) > ORDINARY {
-            // Something that was closed by a raw system call.
-            sets::closing(connection);
-        }
+        forget(connection);
         fds::set_kind(connection, ORDINARY);
         see_listener(fd);
         shared::count_accept(true);
@@ -376,7 +375,12 @@ fn accepted(fd: c_int, connection: c_int) {
     sets::answered(fd);
 }
 
-fn close_from(first: c_int) {
+/// `closefrom` of the C library.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn closefrom(first: c_int) {
+    if fds::has_listener() {
+        sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
+    }
     static NEXT: Next = Next::new(c"closefrom");
     let address = NEXT.look_up();
     if !address.is_null() {

@@ -18,21 +18,19 @@ mod stats;
 mod wait;
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
+static START: extern "C" fn() = start;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// The constructor. glibc passes it the arguments of `main`.
-extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+/// The constructor.
+extern "C" fn start() {
     lock::start();
-    // SAFETY: this is the environment of the process.
-    unsafe { settings::read(environment) };
+    settings::read();
     shared::map(settings::shared());
     stats::prepare();
     // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork

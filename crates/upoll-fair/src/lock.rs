@@ -52,12 +52,7 @@ pub(crate) fn start() {
     OWNER.store(shared::process(), Ordering::Relaxed);
 }
 
-/// Returns the process that has the fds that the table is about.
-pub(crate) fn owner() -> u32 {
-    OWNER.load(Ordering::Relaxed)
-}
-
 /// Returns whether the calling process has the fds that the table is about.
 pub(crate) fn is_owner() -> bool {
-    owner() == shared::process()
+    OWNER.load(Ordering::Relaxed) == shared::process()
 }

@@ -11,14 +11,14 @@
 //! and a call that has looked before the set was opened, but enters the kernel after that. A call that is made between the
 //! last check and a nap has that nap go to what has the fd then.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_short};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 
-use crate::fds::{self, FIRST_SET, LISTENER, WORD};
+use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
-use crate::next;
-use crate::raw;
+use crate::next::CLibrary;
+use crate::raw::{self, NO_TIME, kernel};
 use crate::sets;
 use crate::settings;
 use crate::shared;
@@ -32,10 +32,6 @@ const LONGEST_LIST: usize = 4096;
 /// does not mean that the sets are as long.
 const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
-static NO_TIME: timespec = timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
 
 /// Takes note of an fd in a call, and returns whether it is a listening socket.
 fn is_listener(fd: c_int) -> bool {
@@ -53,20 +49,12 @@ pub(crate) trait Call {
     /// Calls `watch` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
     fn each(&self, watch: &mut dyn FnMut(pollfd));
 
-    /// Returns whether the call holds a listening socket, and takes note of all fds. To be called after `make`.
-    fn has_listener(&self) -> bool {
+    /// Returns whether the call holds a listening socket of which `events` has POLLIN, and takes note of all fds. To be called
+    /// after `make`.
+    fn has_listener(&self, events: fn(&pollfd) -> c_short) -> bool {
         let mut found = false;
         self.each(&mut |entry| {
-            found |= is_listener(entry.fd) && entry.events & libc::POLLIN != 0;
-        });
-        found
-    }
-
-    /// Returns whether the last `make` found a listening socket ready.
-    fn found_listener(&self) -> bool {
-        let mut found = false;
-        self.each(&mut |entry| {
-            found |= entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == LISTENER;
+            found |= is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
         });
         found
     }
@@ -101,7 +89,7 @@ impl Poll {
 impl Call for Poll {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
         // SAFETY: the contract of `new`; the kernel checks the rest.
-        unsafe { next::ppoll(self.list, self.count, time, mask) }
+        unsafe { CLibrary::ppoll(self.list, self.count, time, mask) }
     }
 
     fn each(&self, watch: &mut dyn FnMut(pollfd)) {
@@ -122,12 +110,6 @@ type Words = [u64; LAST_SELECTED / WORD];
 unsafe fn word(set: *const fd_set, index: usize) -> u64 {
     // SAFETY: the caller's contract.
     unsafe { set.cast::<u64>().add(index).read_unaligned() }
-}
-
-/// Returns the size of a set in bytes.
-#[inline]
-fn size(count: c_int) -> usize {
-    usize::try_from(count).unwrap_or(0).div_ceil(WORD) * size_of::<u64>()
 }
 
 /// A call of `select` or `pselect`.
@@ -151,22 +133,24 @@ impl Select {
         !read.is_null() && !is_ordinary()
     }
 
-    /// Saves the sets. Returns `None` if they are too long, one cannot be read, or none of the fds to read is a listening
-    /// socket.
+    /// Saves the sets. Returns `None` if they are too long, one cannot be read or has bits beyond the process's table of fds, or
+    /// none of the fds to read is a listening socket.
     ///
     /// # Safety
     /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        if !(1..=LAST_SELECTED as c_int).contains(&count) {
+        let words = usize::try_from(count).ok()?.div_ceil(WORD);
+        if !(1..=LAST_SELECTED / WORD).contains(&words) {
             return None;
         }
-        let size = size(count);
         // The kernel refuses other ones.
-        let is_readable = |set: &*mut fd_set| set.is_null() || raw::is_readable(set.addr(), size);
+        let is_readable = |set: &*mut fd_set| {
+            set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
+        };
         let [read, others @ ..] = &sets;
         if !is_readable(read)
             // SAFETY: the set can be read.
-            || !(0..size / size_of::<u64>()).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
+            || !(0..words).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
             || !others.iter().all(is_readable)
         {
             return None;
@@ -181,14 +165,21 @@ impl Select {
             .zip(&mut call.saved)
             .filter(|(set, _)| !set.is_null())
         {
-            // SAFETY: the set can be read, and is no longer than `saved`.
-            unsafe {
-                set.cast::<u8>()
-                    .copy_to_nonoverlapping(saved.as_mut_ptr().cast(), size)
-            };
+            for (index, saved) in saved[..words].iter_mut().enumerate() {
+                // SAFETY: the set can be read.
+                *saved = unsafe { word(*set, index) };
+            }
         }
+        // The kernel looks at no bits beyond the process's table of fds, which has room for a word or more. They may be another
+        // variable.
+        let is_open = |fd: usize| kernel!(SYS_fcntl, fd, libc::F_GETFD) >= 0;
+        let are_fds = |(index, &word): (usize, &u64)| {
+            word == 0 || is_open(index * WORD + word.trailing_zeros() as usize)
+        };
+        let mut saved = call.saved.iter();
+        let are_fds = saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds));
         // Now, so that all fds are known, also if one is always ready.
-        call.has_listener().then_some(call)
+        (are_fds && call.has_listener(|entry| entry.events)).then_some(call)
     }
 }
 
@@ -196,7 +187,7 @@ impl Call for Select {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
         let [read, write, except] = self.sets;
         // SAFETY: the contract of `new`; the kernel checks the rest.
-        unsafe { next::pselect(self.count, read, write, except, time, mask) }
+        unsafe { CLibrary::pselect(self.count, read, write, except, time, mask) }
     }
 
     fn each(&self, watch: &mut dyn FnMut(pollfd)) {
@@ -219,17 +210,12 @@ impl Call for Select {
     }
 
     fn undo(&self) {
-        for (set, saved) in self
-            .sets
-            .iter()
-            .zip(&self.saved)
-            .filter(|(set, _)| !set.is_null())
-        {
-            // SAFETY: the contract of `new`, which read as many bytes. The kernel has just written them.
-            unsafe {
-                set.cast::<u8>()
-                    .copy_from_nonoverlapping(saved.as_ptr().cast(), size(self.count))
-            };
+        for (set, saved) in self.sets.iter().zip(&self.saved) {
+            let asked = saved.iter().enumerate().filter(|(_, word)| **word != 0);
+            for (index, word) in asked {
+                // SAFETY: `new` has read the word from the set, and the kernel has just written it.
+                unsafe { set.cast::<u64>().add(index).write_unaligned(*word) };
+            }
         }
     }
 }
@@ -249,12 +235,12 @@ pub(crate) unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) ->
     call.undo();
     let now = raw::now();
     let end = now.saturating_add(limit);
-    if !call.has_listener() {
+    if !call.has_listener(|entry| entry.events) {
         return None;
     }
     if settings::is_observing() {
         let ready = make_until(call, end, mask);
-        if ready > 0 && call.found_listener() {
+        if ready > 0 && call.has_listener(|entry| entry.revents) {
             shared::count_wakeup();
         }
         return Some(ready);

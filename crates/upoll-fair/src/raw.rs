@@ -72,12 +72,14 @@ pub(crate) fn restore_signals(mask: u64) {
     signals::change(libc::SIG_SETMASK, mask);
 }
 
+pub(crate) static NO_TIME: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
 /// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = NO_TIME;
     kernel!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
@@ -131,14 +133,8 @@ pub(crate) fn is_readable(start: usize, size: usize) -> bool {
 pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
     let mut value = T::default();
     let mut size = size_of::<T>();
-    let result = kernel!(
-        SYS_getsockopt,
-        fd,
-        libc::SOL_SOCKET,
-        option,
-        &raw mut value,
-        &raw mut size
-    );
+    let (place, size) = (&raw mut value, &raw mut size);
+    let result = kernel!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, place, size);
     if result < 0 { Err(result) } else { Ok(value) }
 }
 
@@ -149,15 +145,7 @@ pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
         events: c_short::try_from(events).unwrap_or(0),
         revents: 0,
     };
-    let now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    kernel!(SYS_ppoll, &raw mut entry, 1, &raw const now, 0, MASK_SIZE);
+    let no_time = &raw const NO_TIME;
+    kernel!(SYS_ppoll, &raw mut entry, 1, no_time, 0, MASK_SIZE);
     u32::from(entry.revents.cast_unsigned()) & events
-}
-
-/// Returns whether a socket has a connection to accept.
-pub(crate) fn is_ready(fd: c_int) -> bool {
-    readiness(fd, libc::EPOLLIN as u32) != 0
 }

@@ -198,6 +198,14 @@ impl Member {
         self.fd.store(NONE, Ordering::Relaxed);
     }
 
+    /// Registers the member as the program asked, for good.
+    fn leave(&self, epfd: c_int) {
+        if matches!(self.state(), MADE_EXCLUSIVE | LOST) {
+            self.register_again(epfd, false);
+        }
+        self.forget();
+    }
+
     /// Returns whether registering the member again reports nothing that the kernel would not report.
     fn can_rotate(&self) -> bool {
         self.events() & EDGE == 0 || self.answered.load(Ordering::Relaxed)
@@ -323,7 +331,7 @@ impl Set {
         }
         if rotated {
             self.wakeups.store(0, Ordering::Relaxed);
-            shared::count_rotation();
+            shared::count(|worker| &worker.rotations);
         }
         if changed {
             let exclusive = self.members().filter(|member| member.is_exclusive());
@@ -347,8 +355,9 @@ impl Set {
     pub(crate) fn rescue(&self, _: &Locked, now: u64) -> bool {
         self.looked.store(now, Ordering::Relaxed);
         let late = self.members().filter(|member| {
-            let is_late =
-                member.is_exclusive() && member.can_rotate() && raw::is_ready(member.fd());
+            let is_late = member.is_exclusive()
+                && member.can_rotate()
+                && raw::readiness(member.fd(), IN) != 0;
             is_late || member.state() == LOST
         });
         late.filter(|member| member.register_again(self.epfd(), true) >= 0)
@@ -392,7 +401,8 @@ impl Set {
         match settings::policy() {
             Policy::Every(count) => wakeups >= count,
             Policy::Adaptive => {
-                wakeups > 0 && self.group().is_none_or(|group| group.sleeping() > 0)
+                let has_sleeper = |group: &Group| group.has_sleeper(raw::now());
+                wakeups > 0 && self.group().is_none_or(has_sleeper)
             }
             Policy::Exclusive | Policy::Observe => false,
         }
@@ -422,23 +432,12 @@ impl Set {
         if self.left_alone.swap(true, Ordering::Relaxed) {
             return;
         }
-        for member in self.members() {
-            if matches!(member.state(), MADE_EXCLUSIVE | LOST) {
-                member.register_again(self.epfd(), false);
-            }
-            member.forget();
-        }
+        self.members().for_each(|member| member.leave(self.epfd()));
     }
 }
 
-fn register(epfd: c_int, fd: c_int, event: &epoll_event) -> isize {
-    kernel!(
-        SYS_epoll_ctl,
-        epfd,
-        libc::EPOLL_CTL_ADD,
-        fd,
-        &raw const *event
-    )
+fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
+    kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event)
 }
 
 /// Returns the kernel's unique number of a socket.
@@ -689,11 +688,11 @@ pub(crate) fn closing(fd: c_int) {
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
         for set in sets() {
-            if let Some(member) = set.member(fd) {
-                if matches!(member.state(), MADE_EXCLUSIVE) && !set.is_left_alone() {
-                    member.register_again(set.epfd(), false);
-                }
-                member.forget();
+            match set.member(fd) {
+                // The set is a parent's.
+                Some(member) if set.is_left_alone() => member.forget(),
+                Some(member) => member.leave(set.epfd()),
+                None => {}
             }
         }
         fds::set_kind(fd, UNKNOWN);

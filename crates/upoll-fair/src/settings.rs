@@ -60,47 +60,31 @@ pub(crate) fn shared() -> Option<&'static CStr> {
     SETTINGS.get()?.shared.filter(|path| !path.is_empty())
 }
 
+unsafe extern "C" {
+    fn secure_getenv(name: *const c_char) -> *const c_char;
+}
+
 /// Reads the settings. Called once, by the constructor. In secure-execution mode (as for a set-user-ID program) the
 /// environment is another user's, and all settings stay the default.
-///
-/// # Safety
-/// `environment` must be the environment of the process.
-pub(crate) unsafe fn read(environment: *const *const c_char) {
-    // SAFETY: no pointers are involved.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return;
-    }
-    // SAFETY: the caller's contract.
-    let value = |name| unsafe { value(environment, name) };
-    let policy = value("UPOLL_FAIR").map_or(Policy::Every(DEFAULT), |text| parse(text.to_bytes()));
+pub(crate) fn read() {
     let _ = SETTINGS.set(Settings {
-        policy,
-        stats: value("UPOLL_FAIR_STATS"),
-        shared: value("UPOLL_FAIR_SHARED"),
+        policy: value(c"UPOLL_FAIR").map_or(Policy::Every(DEFAULT), |text| parse(text.to_bytes())),
+        stats: value(c"UPOLL_FAIR_STATS"),
+        shared: value(c"UPOLL_FAIR_SHARED"),
     });
 }
 
 /// Returns a copy of a variable's value. The program may change its environment later.
-///
-/// # Safety
-/// That of `read`.
-unsafe fn value(environment: *const *const c_char, name: &str) -> Option<&'static CStr> {
-    let mut entry = environment;
-    // SAFETY: the environment is an array of C strings that ends with a null pointer.
-    while !entry.is_null() && !unsafe { *entry }.is_null() {
-        // SAFETY: the entry is not the last one, so it is a C string.
-        let text = unsafe { CStr::from_ptr(*entry) };
-        let value = text.to_bytes().strip_prefix(name.as_bytes());
-        if value.is_some_and(|value| value.starts_with(b"=")) {
-            // SAFETY: the rest of a C string is one.
-            let copy = unsafe { libc::strdup(text.as_ptr().add(name.len() + 1)) };
-            // SAFETY: the copy is a C string that is never freed.
-            return (!copy.is_null()).then(|| unsafe { CStr::from_ptr(copy) });
-        }
-        // SAFETY: the array goes on after an entry that is not the last one.
-        entry = unsafe { entry.add(1) };
+fn value(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name is a C string.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
     }
-    None
+    // SAFETY: the value is a C string.
+    let copy = unsafe { libc::strdup(value) };
+    // SAFETY: the copy is a C string that is never freed.
+    (!copy.is_null()).then(|| unsafe { CStr::from_ptr(copy) })
 }
 
 fn parse(value: &[u8]) -> Policy {

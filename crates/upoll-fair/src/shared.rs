@@ -49,15 +49,8 @@ pub(crate) fn map(path: Option<&CStr>) {
     }
 }
 
-/// Makes a system call that returns the ID of a process or thread.
-macro_rules! id {
-    ($number:ident) => {
-        u32::try_from(kernel!($number)).unwrap_or(0)
-    };
-}
-
 pub(crate) fn process() -> u32 {
-    id!(SYS_getpid)
+    u32::try_from(kernel!(SYS_getpid)).unwrap_or(0)
 }
 
 /// Returns the group of a key; `None` if there is no place for it.
@@ -85,11 +78,13 @@ fn worker() -> Option<&'static Worker> {
         return shared.worker(known - 1);
     }
     // Beyond the last place: not counted.
-    ENTRY.set(shared.take_place(process(), id!(SYS_gettid)) + 1);
+    let thread = u32::try_from(kernel!(SYS_gettid)).unwrap_or(0);
+    ENTRY.set(shared.take_place(process(), thread) + 1);
     shared.worker(ENTRY.get() - 1)
 }
 
-fn count(counter: impl Fn(&Worker) -> &AtomicU64) {
+/// Counts something that the calling thread did.
+pub(crate) fn count(counter: impl Fn(&Worker) -> &AtomicU64) {
     if let Some(worker) = worker() {
         counter(worker).fetch_add(1, Ordering::Relaxed);
     }
@@ -98,14 +93,6 @@ fn count(counter: impl Fn(&Worker) -> &AtomicU64) {
 pub(crate) fn count_wakeup() {
     WOKEN.set(true);
     count(|worker| &worker.wakeups);
-}
-
-pub(crate) fn count_rotation() {
-    count(|worker| &worker.rotations);
-}
-
-pub(crate) fn count_rescue() {
-    count(|worker| &worker.rescues);
 }
 
 /// Counts a call of `accept` that returned a connection, or found none.

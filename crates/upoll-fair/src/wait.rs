@@ -11,13 +11,12 @@
 //!
 //! Times are in nanoseconds.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use libc::{epoll_event, sigset_t, timespec, timeval};
 
 use crate::lock::{self, Locked};
-use crate::next;
+use crate::next::CLibrary;
 use crate::raw;
 use crate::sets::Set;
 use crate::shared::{self, Group};
@@ -84,9 +83,6 @@ pub(crate) struct Sleeper {
     closes: u32,
     /// The mask to restore.
     signals: u64,
-    process: u32,
-    /// The group in which the thread is counted as asleep.
-    group: Cell<Option<&'static Group>>,
 }
 
 /// Where a wait puts events, and how exact its limit is.
@@ -111,8 +107,6 @@ impl Sleeper {
             epfd: set.epfd(),
             closes: set.closes(),
             signals: locked.signals,
-            process: lock::owner(),
-            group: Cell::new(None),
         };
         locked.unlock_for_nap(sleeper.signals);
         sleeper
@@ -148,12 +142,8 @@ impl Sleeper {
         mask: *const sigset_t,
     ) -> c_int {
         let group = self.set.group();
-        if let Some(group) = group {
-            group.fall_asleep();
-        }
-        self.group.set(group);
         let mut is_left_alone = false;
-        let count = loop {
+        loop {
             let (nap, place) = if is_left_alone {
                 // Nothing is to be looked after any more.
                 (NEVER, None)
@@ -165,16 +155,14 @@ impl Sleeper {
             let count = unsafe { nap_in(self.epfd, events, left.min(nap), self.mask(mask)) };
             Group::leave(group, place);
             if count != 0 || left <= nap {
-                break count;
+                return count;
             }
             now = raw::now();
             match self.look(now) {
                 Some(found) => is_left_alone = found,
-                None => break raw::give(-libc::EBADF as isize),
+                None => return raw::give(-libc::EBADF as isize),
             }
-        };
-        self.wake();
-        count
+        }
     }
 
     /// Returns the mask to sleep with: null stands for the thread's own.
@@ -191,7 +179,7 @@ impl Sleeper {
     fn look(&self, now: u64) -> Option<bool> {
         self.locked(|locked| {
             if self.set.rescue(locked, now) {
-                shared::count_rescue();
+                shared::count(|worker| &worker.rescues);
             }
             self.set.is_left_alone()
         })
@@ -211,22 +199,12 @@ impl Sleeper {
         locked.unlock_for_nap(self.signals);
         result
     }
-
-    fn wake(&self) {
-        // A child that a signal handler has forked in a nap was not counted.
-        if let Some(group) = self.group.take()
-            && shared::process() == self.process
-        {
-            group.awake();
-        }
-    }
 }
 
 /// Ends a sleep: closes a private set, and restores the signals.
 extern "C" fn end_sleep(sleeper: *mut c_void) {
     // SAFETY: `run` registered its own live sleeper.
     let sleeper = unsafe { &*sleeper.cast::<Sleeper>() };
-    sleeper.wake();
     // A signal handler may have forked in a nap, by a raw `clone` while a thread held the lock.
     if sleeper.set.is_private() && lock::is_owner() {
         let locked = lock::lock();
@@ -247,7 +225,7 @@ unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t
     if events.is_fine && is_fine(nanos) {
         let time = to_timespec(nanos);
         // SAFETY: the caller's contract.
-        let count = unsafe { next::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
+        let count = unsafe { CLibrary::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
         // The kernel or the C library is old, or the filter of a container is.
         if count >= 0 || !matches!(raw::errno(), libc::ENOSYS | libc::EPERM) {
             return count;
@@ -256,7 +234,7 @@ unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t
     // More than fits has no limit.
     let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
     // SAFETY: the caller's contract.
-    unsafe { next::epoll_pwait(epfd, start, capacity, millis, mask) }
+    unsafe { CLibrary::epoll_pwait(epfd, start, capacity, millis, mask) }
 }
 
 /// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most. `mask` is null for the thread's own
@@ -280,7 +258,7 @@ pub(crate) unsafe fn wait(
         is_fine: is_fine(limit),
     };
     // SAFETY: the caller's contract.
-    let take = || unsafe { next::epoll_wait(epfd, start, capacity, 0) };
+    let take = || unsafe { CLibrary::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
         lock::is_owner() && {
             let locked = lock::lock();
@@ -295,7 +273,7 @@ pub(crate) unsafe fn wait(
     if count == 0 {
         let now = raw::now();
         if set.has_to_look(now) && look(now) {
-            shared::count_rescue();
+            shared::count(|worker| &worker.rescues);
             count = take();
         }
         if count == 0 && limit != 0 {
