@@ -250,14 +250,11 @@ fn is_about_listener(operation: c_int, fd: c_int) -> bool {
 #[cold]
 #[inline(never)]
 unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let time = to_timespec(from_millis(timeout));
-    let limit = if timeout < 0 {
-        std::ptr::null()
-    } else {
-        &raw const time
-    };
+    let limit = from_millis(timeout);
     // SAFETY: the caller's contract.
-    unsafe { ppoll_special(list, count, limit, std::ptr::null()) }
+    let result = unsafe { polls::wait(&Poll::new(list, count), limit, std::ptr::null()) };
+    // SAFETY: the caller's contract.
+    result.unwrap_or_else(|| unsafe { CLibrary::poll(list, count, timeout) })
 }
 
 /// `ppoll(2)` in a process with a listening socket.
