@@ -1,5 +1,5 @@
-/* A fork puts each eventfd that a set watches into the kernel's set by one system call: a filter (seccomp) kills a process
- * that modifies a member of low fd. What the set reports, and how often, is what the kernel's own set reports. */
+/* A fork puts each eventfd that a set watches into the kernel's set by one system call: a filter (seccomp) kills a
+ * process that modifies a member of low fd. The set reports the same as the kernel's, and as often. */
 #include "../c/check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
