@@ -200,9 +200,9 @@ impl Interest {
     }
 
     /// Adds the kernel object behind to the kernel set, which then cannot refuse to watch the object after it is
-    /// demoted. It is added for no events yet, if the interest can be modified later.
+    /// demoted. It is added for no events yet, if the interest can be modified later and its events could come too early.
     pub(super) fn reserve(&self, group: &Group<'_>) -> Result<(), Errno> {
-        let event = match self.can_be_modified() {
+        let event = match self.can_be_modified() && !self.waits_for_a_count() {
             true => Event::new(Events::empty(), self.event.data()),
             false => self.event,
         };
@@ -234,6 +234,13 @@ impl Interest {
         !self.set.rotates() && !self.event.events().contains(Events::EXCLUSIVE)
     }
 
+    /// Returns whether the kernel object has none of the events before the object is transferred: a kernel eventfd counts 0
+    /// until then, and is only writable. So there may be thousands of these interests, and each takes one system call.
+    fn waits_for_a_count(&self) -> bool {
+        let is_eventfd = matches!(self.object, Object::EventFd(_));
+        is_eventfd && !self.event.events().contains(Events::OUT)
+    }
+
     /// Undoes [`reserve`](Self::reserve), before anything was transferred.
     pub(super) fn discard(&self) {
         if let Some(fd) = self.reserved.take() {
@@ -257,6 +264,10 @@ impl Interest {
             false => Op::Add,
         };
         let is_there = self.reserved.take().is_some_and(|fd| {
+            if op == Op::Mod && self.waits_for_a_count() {
+                // It has its events, and an eventfd keeps its file.
+                return true;
+            }
             let changed = self.ctl_kernel(op, fd, self.event);
             changed.is_ok() || changed == Err(Errno::EXIST)
         });
