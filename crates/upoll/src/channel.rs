@@ -43,9 +43,9 @@ use core::fmt;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::memory::SharedBox;
-use crate::target::{Source, Target};
+use crate::target::is_source;
 use crate::two_ends::{Contents, End, NO_READER, NO_WRITER, NOT_EMPTY, NOT_FULL, TwoEnds};
 
 /// The state that both ends share.
@@ -319,13 +319,6 @@ macro_rules! both_ends {
             pub(crate) fn shared(&self) -> &Channel<T> {
                 &self.channel
             }
-
-            /// As an open file, to be watched.
-            #[must_use]
-            #[inline]
-            pub fn as_file_ref(&self) -> FileRef<'_> {
-                self.file.as_file_ref()
-            }
         }
 
         impl<T> Clone for $end<T> {
@@ -344,14 +337,8 @@ macro_rules! both_ends {
                     .finish()
             }
         }
-
-        impl<T> Source for $end<T> {
-            #[inline]
-            fn target(&self) -> Target<'_> {
-                Target::File(self.as_file_ref())
-            }
-        }
     )* };
 }
 
 both_ends!(Sender, Receiver);
+is_source!(Sender<T>, Receiver<T>);

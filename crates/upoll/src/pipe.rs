@@ -6,11 +6,11 @@ use bitflags::bitflags;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::memory::SharedBox;
 use crate::pages::{Gather, PAGE, PageView, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicU32, Ordering};
-use crate::target::{Source, Target};
+use crate::target::is_source;
 use crate::two_ends::{Contents, End, NO_READER, NO_WRITER, NOT_EMPTY, NOT_FULL, TwoEnds};
 
 bitflags! {
@@ -539,22 +539,9 @@ macro_rules! both_ends {
             pub(crate) fn shared(&self) -> &Pipe {
                 &self.file.pipe
             }
-
-            /// As an open file, to be watched.
-            #[must_use]
-            #[inline]
-            pub fn as_file_ref(&self) -> FileRef<'_> {
-                self.file.as_file_ref()
-            }
-        }
-
-        impl Source for $end {
-            #[inline]
-            fn target(&self) -> Target<'_> {
-                Target::File(self.as_file_ref())
-            }
         }
     )* };
 }
 
 both_ends!(PipeReader, PipeWriter);
+is_source!(PipeReader, PipeWriter);
