@@ -5,7 +5,7 @@
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
-use upoll::{Errno, EventFd, Events, PIPE_BUF, ReceiveFlags};
+use upoll::{Errno, Events, PIPE_BUF, ReceiveFlags};
 
 use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::kernel::call;
@@ -39,26 +39,6 @@ fn find(fd: RawFd) -> Option<Blocking> {
 fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
     memory::check_range(buffer, count)?;
     Ok(count.min(MOST))
-}
-
-/// Checks that `object` can be read at all, which the kernel does before it looks at any buffer.
-#[inline]
-fn check_reads(object: &Object) -> Result<(), Errno> {
-    match object {
-        Object::PipeWriter(_) => Err(Errno::BADF),
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
-        Object::EventFd(_) | Object::PipeReader(_) | Object::Socket(_) => Ok(()),
-    }
-}
-
-/// Checks that `object` can be written at all, as [`check_reads`].
-#[inline]
-fn check_writes(object: &Object) -> Result<(), Errno> {
-    match object {
-        Object::PipeReader(_) => Err(Errno::BADF),
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
-        Object::EventFd(_) | Object::PipeWriter(_) | Object::Socket(_) => Ok(()),
-    }
 }
 
 /// Up to here all of a buffer is looked at, whatever there is to read.
@@ -136,7 +116,7 @@ unsafe fn read_again(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, 
         fd,
         || find(fd),
         |object| {
-            check_reads(object)?;
+            object.check_reads()?;
             object.renew_flags(fd);
             // SAFETY: the caller's contract.
             or_stale(object, unsafe { read_blocking(object, buffer, count) })
@@ -148,14 +128,11 @@ unsafe fn read_again(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, 
 
 #[inline]
 unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    check_reads(object)?;
+    object.check_reads()?;
     let count = check_buffer(buffer, count)?;
-    if let Object::EventFd(counter) = object {
-        if count < size_of::<u64>() {
-            return Err(Errno::INVAL);
-        }
+    if let Some(number) = object.read_number(count, false) {
         // SAFETY: the caller's contract.
-        return unsafe { put(buffer, counter.try_read()?) };
+        return unsafe { put(buffer, number?) };
     }
     let asked = fillable(|| object.available(), count, 1);
     // SAFETY: as above.
@@ -179,13 +156,9 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
 
 #[cold]
 unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    if let Object::EventFd(counter) = object {
-        // The fd may mean another object than when the call began.
-        if count < size_of::<u64>() {
-            return Err(Errno::INVAL);
-        }
+    if let Some(number) = object.read_number(count, true) {
         // SAFETY: the caller's contract.
-        return unsafe { put(buffer, counter.read()?) };
+        return unsafe { put(buffer, number?) };
     }
     let count = count.min(MOST);
     let asked = fillable(|| object.available(), count, holds(object));
@@ -216,7 +189,7 @@ fn read_places(object: &Object, places: &mut [&mut [u8]], missing: usize) -> Res
     }
 }
 
-/// Writes an eventfd's value to the caller's buffer.
+/// Writes a number to the caller's buffer.
 ///
 /// # Safety
 /// As [`memory::write`].
@@ -278,7 +251,7 @@ unsafe fn write_again(fd: RawFd, buffer: *const u8, count: usize) -> Result<usiz
         fd,
         || find(fd),
         |object| {
-            check_writes(object)?;
+            object.check_writes()?;
             object.renew_flags(fd);
             // SAFETY: the caller's contract.
             let mut written = or_stale(object, unsafe { write_blocking(object, buffer, count) });
@@ -355,7 +328,7 @@ unsafe fn try_write(
         counter.try_write(value)?;
         return Ok(size_of::<u64>());
     }
-    check_writes(object)?;
+    object.check_writes()?;
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
     let bytes = unsafe { memory::readable(buffer, count) };
@@ -466,7 +439,7 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         fd,
         || find(fd),
         |object| {
-            check_reads(object)?;
+            object.check_reads()?;
             // SAFETY: the caller's contract.
             let buffers = unsafe { buffers(list, count) }?;
             if buffers.iter().all(|buffer| buffer.len == 0) {
@@ -492,9 +465,9 @@ fn or_stale(object: &Object, result: Result<usize, Errno>) -> Result<usize, Errn
 /// # Safety
 /// As [`readv`].
 unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<usize, Errno> {
-    if let Object::EventFd(counter) = object {
+    if let Some(number) = object.read_number(length(buffers), true) {
         // SAFETY: the caller's contract.
-        return unsafe { eventfd_readv(counter, buffers) };
+        return unsafe { put_spread(buffers, number?) };
     }
     let nothing = match object.is_nonblocking(fd) {
         true => 1,
@@ -521,15 +494,12 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
     read_places(object, &mut places, missing)
 }
 
-/// Reads an eventfd into several buffers; its value may be spread over them.
+/// Writes a number to several buffers of the caller, over which it may be spread.
 ///
 /// # Safety
 /// As [`readv`].
-unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, Errno> {
-    if length(buffers) < size_of::<u64>() {
-        return Err(Errno::INVAL);
-    }
-    let value = counter.read()?.to_ne_bytes();
+unsafe fn put_spread(buffers: &[Buffer], number: u64) -> Result<usize, Errno> {
+    let value = number.to_ne_bytes();
     let mut rest = &value[..];
     for buffer in buffers {
         let (now, later) = rest.split_at(buffer.len.min(rest.len()));
@@ -558,7 +528,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         fd,
         || find(fd),
         |object| {
-            check_writes(object)?;
+            object.check_writes()?;
             // SAFETY: the caller's contract.
             let buffers = unsafe { buffers(list, count) }?;
             if buffers.iter().all(|buffer| buffer.len == 0) {

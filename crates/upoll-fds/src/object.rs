@@ -124,6 +124,40 @@ impl Object {
         }
     }
 
+    /// Checks that it can be read at all, which the kernel does before it looks at any buffer.
+    #[inline]
+    pub(crate) fn check_reads(&self) -> Result<(), Errno> {
+        match self {
+            Object::PipeWriter(_) => Err(Errno::BADF),
+            Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+            Object::EventFd(_) | Object::PipeReader(_) | Object::Socket(_) => Ok(()),
+        }
+    }
+
+    /// Checks that it can be written at all, as [`check_reads`](Self::check_reads).
+    #[inline]
+    pub(crate) fn check_writes(&self) -> Result<(), Errno> {
+        match self {
+            Object::PipeReader(_) => Err(Errno::BADF),
+            Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+            Object::EventFd(_) | Object::PipeWriter(_) | Object::Socket(_) => Ok(()),
+        }
+    }
+
+    /// Reads the number of an object whose reads return one, in 8 bytes. Waits for it if `waits` and the open
+    /// file does. Returns `None` if the object has bytes instead.
+    #[inline]
+    pub(crate) fn read_number(&self, room: usize, waits: bool) -> Option<Result<u64, Errno>> {
+        let Object::EventFd(counter) = self else {
+            return None;
+        };
+        Some(match waits {
+            _ if room < size_of::<u64>() => Err(Errno::INVAL),
+            true => counter.read(),
+            false => counter.try_read(),
+        })
+    }
+
     /// How many bytes there are to read (`FIONREAD`), if that can be asked.
     pub(crate) fn available(&self) -> Option<usize> {
         match self {

@@ -10,7 +10,7 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::{deferred, exported};
 use crate::next::{Next, call_at, listed, pass_on};
-use crate::settings::{self, Kind};
+use crate::settings;
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
 use crate::{handlers, kernel};
@@ -167,7 +167,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
 /// As `pipe2`.
 unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
     let made = handlers::make_here(
-        || settings::is_user_level(Kind::Pipe),
+        || settings::is_user_level(Call::Pipe),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::pipe2(fds, flags) },
     );

@@ -38,6 +38,7 @@
 // Its model takes the one module that it needs by itself.
 #![cfg(not(upoll_loom))]
 
+mod calls;
 mod cancel;
 mod cancellation_points;
 mod demoting_calls;

@@ -8,7 +8,7 @@ use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
 
 use crate::cancel::exported;
 use crate::next::pass_on;
-use crate::settings::{self, Kind};
+use crate::settings;
 use crate::stats::{self, Call};
 use crate::{files, handlers, kernel, top};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
@@ -29,7 +29,7 @@ exported! {
 #[inline(never)]
 fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
     let made = handlers::make_here(
-        || settings::is_user_level(Kind::EventFd),
+        || settings::is_user_level(Call::EventFd),
         || upoll_fds::eventfd(initial, flags),
     );
     stats::count_as(Call::EventFd, made.is_some());
@@ -83,7 +83,7 @@ fn epoll_create1_body(flags: c_int) -> c_int {
 pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c_int {
     const ROTATE: c_int = CreateFlags::ROTATE.bits().cast_signed();
     let is_wanted = || match flags & ROTATE {
-        0 => settings::is_user_level(Kind::Epoll),
+        0 => settings::is_user_level(Call::EpollCreate),
         _ => !settings::is_nothing_new_served(),
     };
     let made = handlers::make_here(is_wanted, || {
@@ -105,7 +105,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
 }
 
 fn serve(epfd: c_int) {
-    if settings::is_user_level(Kind::Epoll) {
+    if settings::is_user_level(Call::EpollCreate) {
         // A set that cannot be user-level yet becomes so when it has to be.
         let _ = upoll_fds::serve_here(epfd);
     }

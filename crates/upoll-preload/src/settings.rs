@@ -7,20 +7,11 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use upoll_sys::backoff::wait_until;
 
-/// A kind of objects that can be user-level.
-#[derive(Clone, Copy)]
-#[repr(u32)]
-pub(crate) enum Kind {
-    EventFd = 1,
-    Pipe = 2,
-    SocketPair = 4,
-    /// Sets from their start, and not only once they have a user-level member.
-    Epoll = 8,
-}
+use crate::calls::{self, Call};
 
-/// All of them.
-const ALL: u32 =
-    Kind::EventFd as u32 | Kind::Pipe as u32 | Kind::SocketPair as u32 | Kind::Epoll as u32;
+/// All kinds of objects. Each has the bit of its place in [`KINDS`](calls::KINDS).
+const ALL: u32 = (1 << calls::KINDS.len()) - 1;
+const _: () = assert!(ALL < NOTHING_NEW);
 
 /// The kinds, and a bit that is set once they have been read. Not a `Once`: calls come before any
 /// constructor has run, and from signal handlers. Reading the kinds twice does no harm.
@@ -44,9 +35,10 @@ fn is_any_served(kinds: u32) -> bool {
     kinds & ALL != 0 && kinds & NOTHING_NEW == 0 && kinds < WAIT
 }
 
-pub(crate) fn is_user_level(kind: Kind) -> bool {
+/// Whether objects that `call` makes are user-level.
+pub(crate) fn is_user_level(call: Call) -> bool {
     let kinds = read();
-    kinds & kind as u32 != 0 && is_any_served(kinds)
+    kinds & (1 << call as u32) != 0 && is_any_served(kinds)
 }
 
 /// Returns whether the settings name any kind of objects.
@@ -68,19 +60,15 @@ pub(crate) fn read() -> u32 {
 }
 
 fn read_kinds() -> u32 {
-    let Some(wanted) = variable(c"UPOLL_USER") else {
-        return Kind::EventFd as u32;
-    };
+    let wanted = variable(c"UPOLL_USER").unwrap_or(c"eventfd");
     let kinds = wanted.to_bytes().split(|&byte| byte == b',');
     kinds.fold(0, |kinds, kind| {
+        let place = calls::KINDS.iter().position(|&known| known == kind);
         kinds
-            | match kind {
-                b"eventfd" => Kind::EventFd as u32,
-                b"pipe" => Kind::Pipe as u32,
-                b"socketpair" => Kind::SocketPair as u32,
-                b"epoll" => Kind::Epoll as u32,
-                b"all" => ALL,
-                _ => 0,
+            | match place {
+                Some(place) => 1 << place,
+                None if kind == b"all" => ALL,
+                None => 0,
             }
     })
 }

@@ -11,7 +11,7 @@ use upoll_fds::plain_sets;
 use crate::cancel::exported;
 use crate::files::{chk_fail, demote, leave_to_streams};
 use crate::next::pass_on;
-use crate::settings::{self, Kind};
+use crate::settings;
 use crate::stats::{self, Call};
 use crate::{handlers, kernel};
 use upoll_fds::errno::{give, give_size};
@@ -40,7 +40,7 @@ unsafe fn socketpair_body(
     fds: *mut [c_int; 2],
 ) -> c_int {
     let made = handlers::make_here(
-        || settings::is_user_level(Kind::SocketPair),
+        || settings::is_user_level(Call::SocketPair),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },
     );

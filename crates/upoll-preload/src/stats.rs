@@ -10,34 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::internal::own_fds::{self, KeptFile};
 
+pub(crate) use crate::calls::Call;
+use crate::calls::NAMES;
 use crate::settings::variable;
 use crate::{handlers, kernel};
-
-macro_rules! calls {
-    ($($name:ident = $shown:literal,)*) => {
-        /// What is counted.
-        #[derive(Clone, Copy)]
-        pub(crate) enum Call { $($name),* }
-
-        const NAMES: &[&str] = &[$($shown),*];
-    };
-}
-
-calls! {
-    EventFd = "eventfd",
-    Pipe = "pipe",
-    SocketPair = "socketpair",
-    EpollCreate = "epoll_create",
-    EpollCtl = "epoll_ctl",
-    EpollWait = "epoll_wait",
-    Poll = "poll",
-    Select = "select",
-    Read = "read",
-    Write = "write",
-    Close = "close",
-    Dup = "dup",
-    Control = "fcntl, ioctl",
-}
 
 const CALLS: usize = NAMES.len();
 /// Threads are spread over as many sets of counters, so that they seldom write the same line.

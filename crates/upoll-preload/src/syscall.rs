@@ -343,7 +343,7 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
     Some(unsafe {
         match number {
             libc::SYS_dup2 => c_long::from(files::dup2(a.int(), b.int())),
-            libc::SYS_eventfd if settings::is_user_level(settings::Kind::EventFd) => {
+            libc::SYS_eventfd if settings::is_user_level(Call::EventFd) => {
                 c_long::from(sets::eventfd(a.uint(), 0))
             }
             libc::SYS_epoll_create => c_long::from(sets::epoll_create(a.int())),
@@ -354,7 +354,7 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             libc::SYS_select => {
                 c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
             }
-            libc::SYS_pipe if settings::is_user_level(settings::Kind::Pipe) => {
+            libc::SYS_pipe if settings::is_user_level(Call::Pipe) => {
                 c_long::from(files::pipe(a.ptr()))
             }
             // A child of `vfork` would return from here before its parent does, on the same stack.

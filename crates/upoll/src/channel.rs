@@ -43,45 +43,15 @@ use core::fmt;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::memory::SharedBox;
-use crate::sync::{AtomicU32, Mutex, Ordering};
-use crate::target::{Source, Target};
-use crate::wait::WaitQueue;
+use crate::target::is_source;
+use crate::two_ends::{Contents, End, NO_READER, NO_WRITER, NOT_EMPTY, NOT_FULL, TwoEnds};
 
 /// The state that both ends share.
-pub(crate) struct Channel<T> {
-    /// The innermost lock: nothing is locked while it is held, no message is dropped, and wakes come after
-    /// it is free. Polls, which run under the locks of sets, take it once, the first of all.
-    queue: Mutex<Queue<T>>,
-    /// The state that polls read; written under `queue`'s lock.
-    state: AtomicU32,
-    /// [`AWAITED`] and [`POLLED`]: which kinds of users have ever registered. Written under `queue`'s
-    /// lock.
-    users: AtomicU32,
-    /// Waiters for messages.
-    receivers: WaitQueue,
-    /// Waiters for room.
-    senders: WaitQueue,
-}
+pub(crate) type Channel<T> = TwoEnds<Queue<T>>;
 
-/// `state`: there is a message.
-const NOT_EMPTY: u32 = 1;
-/// `state`: there is room.
-const NOT_FULL: u32 = 2;
-/// `state`: all receivers are gone.
-const NO_RECEIVER: u32 = 4;
-/// `state`: all senders are gone.
-const NO_SENDER: u32 = 8;
-
-/// `users`: somebody has waited. A change before that needs no wakeup: a waiter that registers takes the
-/// lock first, and so sees the change.
-const AWAITED: u32 = 1;
-/// `users`: somebody has polled an end. From then on every send wakes receivers, even if there was a message
-/// before: edge-triggered interests rely on it.
-const POLLED: u32 = 2;
-
-struct Queue<T> {
+pub(crate) struct Queue<T> {
     messages: VecDeque<T>,
     /// Messages that the last receiver has left, until the end of its close.
     unread: VecDeque<T>,
@@ -110,46 +80,26 @@ impl<T> Queue<T> {
         }
         !self.is_full()
     }
+}
 
+impl<T> Contents for Queue<T> {
     #[inline]
     fn state(&self) -> u32 {
         let bit = |bit, on: bool| if on { bit } else { 0 };
         bit(NOT_EMPTY, !self.messages.is_empty())
             | bit(NOT_FULL, !self.is_full())
-            | bit(NO_RECEIVER, !self.has_receiver)
-            | bit(NO_SENDER, !self.has_sender)
+            | bit(NO_READER, !self.has_receiver)
+            | bit(NO_WRITER, !self.has_sender)
     }
 }
 
 impl<T> Channel<T> {
-    /// Called before anybody registers.
-    #[inline]
-    fn announce(&self, users: u32) {
-        if self.users.load(Ordering::Acquire) & users != users {
-            let _queue = self.queue.lock();
-            self.users.fetch_or(users, Ordering::Release);
-        }
-    }
-
-    /// Publishes the new state to polls. With `wakes` it is one half of the named pair: a waiter that
-    /// registers later sees the state, and the following wakeup finds a waiter that registered before.
-    /// Without `wakes`, the channel only became less ready, or nobody has ever registered.
-    #[inline]
-    fn publish(&self, queue: &Queue<T>, wakes: bool) {
-        let state = queue.state();
-        if wakes {
-            self.state.swap(state, Ordering::SeqCst);
-        } else if self.state.load(Ordering::Relaxed) != state {
-            self.state.store(state, Ordering::Release);
-        }
-    }
-
     #[inline]
     pub(crate) fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
         if self.is_full() {
             return Err(TrySendError::Full(message));
         }
-        let mut queue = self.queue.lock();
+        let mut queue = self.lock();
         if !queue.has_receiver {
             return Err(TrySendError::Disconnected(message));
         }
@@ -157,25 +107,25 @@ impl<T> Channel<T> {
             self.publish(&queue, false);
             return Err(TrySendError::Full(message));
         }
-        let users = self.users.load(Ordering::Relaxed);
-        let wakes = queue.messages.is_empty() && users != 0;
+        let users = self.users();
+        let wakes = queue.messages.is_empty() && users.are_any();
         queue.messages.push_back(message);
         self.publish(&queue, wakes);
         drop(queue);
         // Without a change from empty to not empty nothing was published. An interest that is not linked
         // yet sees the messages, and one that has seen them receives until there are no more.
-        if wakes || users & POLLED != 0 {
-            self.wake_receivers();
+        if wakes || users.have_polled() {
+            self.wake_readers();
         }
         Ok(())
     }
 
     #[inline]
     pub(crate) fn try_recv(&self) -> Result<T, TryRecvError> {
-        if self.state.load(Ordering::SeqCst) & (NOT_EMPTY | NO_SENDER) == 0 {
+        if self.is_drained() {
             return Err(TryRecvError::Empty);
         }
-        let mut queue = self.queue.lock();
+        let mut queue = self.lock();
         let was_full = queue.is_full();
         let Some(message) = queue.messages.pop_front() else {
             return Err(if queue.has_sender {
@@ -185,76 +135,20 @@ impl<T> Channel<T> {
             });
         };
         queue.is_out_of_memory = false;
-        let wakes = was_full && self.users.load(Ordering::Relaxed) != 0;
+        let wakes = was_full && self.users().are_any();
         self.publish(&queue, wakes);
         drop(queue);
         if wakes {
-            self.wake_senders();
+            self.wake_writers();
         }
         Ok(message)
-    }
-
-    #[inline]
-    pub(crate) fn wake_receivers(&self) {
-        self.receivers.wake_published(Events::IN | Events::RDNORM);
-    }
-
-    #[inline]
-    pub(crate) fn wake_senders(&self) {
-        self.senders.wake_published(Events::OUT | Events::WRNORM);
-    }
-
-    /// Whether a receive would find no message.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
     }
 
     /// Whether a send would have to wait.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.state.load(Ordering::SeqCst) & (NOT_FULL | NO_RECEIVER) == 0
+        self.state() & (NOT_FULL | NO_READER) == 0
     }
-
-    /// Where a receiver waits.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn receivers(&self) -> &WaitQueue {
-        self.announce(AWAITED);
-        &self.receivers
-    }
-
-    /// Where a sender waits.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn senders(&self) -> &WaitQueue {
-        self.announce(AWAITED);
-        &self.senders
-    }
-
-    fn close(&self, end: End) {
-        let mut queue = self.queue.lock();
-        match end {
-            // Only once: what is unread stays so.
-            End::Receiving if queue.has_receiver => {
-                queue.has_receiver = false;
-                queue.unread = core::mem::take(&mut queue.messages);
-            }
-            End::Receiving => {}
-            End::Sending => queue.has_sender = false,
-        }
-        self.publish(&queue, true);
-        let is_half_open = queue.has_receiver != queue.has_sender;
-        drop(queue);
-        if is_half_open {
-            self.receivers.wake_all(Events::empty());
-            self.senders.wake_all(Events::empty());
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Receiving,
-    Sending,
 }
 
 /// An open file description of a channel.
@@ -266,38 +160,29 @@ struct OpenEnd<T> {
 impl<T: Send + 'static> Pollable for OpenEnd<T> {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        let channel = &*self.channel;
-        channel.announce(AWAITED | POLLED);
-        let mut events = Events::empty();
-        match self.end {
-            End::Receiving => {
-                table.register(&channel.receivers);
-                let state = channel.state.load(Ordering::SeqCst);
-                events.set(Events::IN | Events::RDNORM, state & NOT_EMPTY != 0);
-                events.set(Events::HUP, state & NO_SENDER != 0);
-            }
-            End::Sending => {
-                table.register(&channel.senders);
-                let state = channel.state.load(Ordering::SeqCst);
-                events.set(Events::OUT | Events::WRNORM, state & NOT_FULL != 0);
-                events.set(Events::ERR, state & NO_RECEIVER != 0);
-            }
-        }
-        events
+        self.channel.poll(self.end, table)
     }
 
     fn release(&self) {
-        self.channel.close(self.end);
+        self.channel.close(|queue| match self.end {
+            // Only once: what is unread stays so.
+            End::Reading if queue.has_receiver => {
+                queue.has_receiver = false;
+                queue.unread = core::mem::take(&mut queue.messages);
+            }
+            End::Reading => {}
+            End::Writing => queue.has_sender = false,
+        });
     }
 
     /// Drops the messages that no receiver is left for. They are foreign: their drops may panic, may use the channel, and
     /// may wait for the tasks and callbacks that they wake. A callback of this close may end the last sender, so that
     /// leaves them to the receiver.
     fn end_release(&self) {
-        if self.end == End::Sending {
+        if self.end == End::Writing {
             return;
         }
-        let unread = core::mem::take(&mut self.channel.queue.lock().unread);
+        let unread = core::mem::take(&mut self.channel.lock().unread);
         drop(unread);
     }
 }
@@ -343,22 +228,16 @@ fn channel<T: Send + 'static>(
         has_receiver: true,
         has_sender: true,
     };
-    let channel = SharedBox::new(Channel {
-        state: AtomicU32::new(queue.state()),
-        queue: Mutex::new(queue),
-        users: AtomicU32::new(0),
-        receivers: WaitQueue::new(),
-        senders: WaitQueue::new(),
-    })?;
+    let channel = SharedBox::new(Channel::new(queue))?;
     let open = |end| {
         let channel = channel.clone();
         Ok::<File, Errno>(File::try_new(OpenEnd { channel, end })?.erase())
     };
     let sender = Sender {
-        file: open(End::Sending)?,
+        file: open(End::Writing)?,
         channel: channel.clone(),
     };
-    let file = open(End::Receiving)?;
+    let file = open(End::Reading)?;
     Ok((sender, Receiver { file, channel }))
 }
 
@@ -421,7 +300,7 @@ macro_rules! both_ends {
             /// Returns the number of messages that are in the channel.
             #[must_use]
             pub fn len(&self) -> usize {
-                self.channel.queue.lock().messages.len()
+                self.channel.lock().messages.len()
             }
 
             /// Returns whether there is no message.
@@ -433,19 +312,12 @@ macro_rules! both_ends {
             /// Returns how many messages the channel holds at most, `None` if it is unbounded.
             #[must_use]
             pub fn capacity(&self) -> Option<usize> {
-                self.channel.queue.lock().limit
+                self.channel.lock().limit
             }
 
             #[cfg(any(feature = "std", upoll_loom))]
             pub(crate) fn shared(&self) -> &Channel<T> {
                 &self.channel
-            }
-
-            /// As an open file, to be watched.
-            #[must_use]
-            #[inline]
-            pub fn as_file_ref(&self) -> FileRef<'_> {
-                self.file.as_file_ref()
             }
         }
 
@@ -465,14 +337,8 @@ macro_rules! both_ends {
                     .finish()
             }
         }
-
-        impl<T> Source for $end<T> {
-            #[inline]
-            fn target(&self) -> Target<'_> {
-                Target::File(self.as_file_ref())
-            }
-        }
     )* };
 }
 
 both_ends!(Sender, Receiver);
+is_source!(Sender<T>, Receiver<T>);

@@ -16,11 +16,11 @@ use once_cell::race::OnceBox;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::file::{InKernel, KernelSource};
 use crate::memory::{boxed, text_of};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
-use crate::target::{Source, Target};
+use crate::target::is_source;
 use crate::wait::WaitQueue;
 
 bitflags! {
@@ -635,13 +635,6 @@ impl EventFd {
         &self.file.queue
     }
 
-    /// As an open file, to be watched.
-    #[must_use]
-    #[inline]
-    pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.as_file_ref()
-    }
-
     /// Returns what `/proc/PID/fdinfo` would show.
     ///
     /// # Errors
@@ -651,9 +644,4 @@ impl EventFd {
     }
 }
 
-impl Source for EventFd {
-    #[inline]
-    fn target(&self) -> Target<'_> {
-        Target::File(self.as_file_ref())
-    }
-}
+is_source!(EventFd);

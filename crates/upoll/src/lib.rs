@@ -120,6 +120,7 @@ mod tally;
 mod target;
 mod timers;
 mod trace;
+mod two_ends;
 mod wait;
 mod watch;
 

@@ -6,12 +6,12 @@ use bitflags::bitflags;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::memory::SharedBox;
 use crate::pages::{Gather, PAGE, PageView, Pages, Scatter, slices, slices_mut};
-use crate::sync::{AtomicU32, Mutex, Ordering};
-use crate::target::{Source, Target};
-use crate::wait::WaitQueue;
+use crate::sync::{AtomicU32, Ordering};
+use crate::target::is_source;
+use crate::two_ends::{Contents, End, NO_READER, NO_WRITER, NOT_EMPTY, NOT_FULL, TwoEnds};
 
 bitflags! {
     /// The kind of pipe to make: the argument of `pipe2(2)`; and the status flags of an end.
@@ -44,41 +44,12 @@ pub const PIPE_MAX_SIZE: usize = 1 << 20;
 const DEFAULT_PAGES: usize = 16;
 
 /// The state that both ends share (`struct pipe_inode_info`).
-pub(crate) struct Pipe {
-    /// The innermost lock: nothing is locked while it is held, and wakes come after it is free.
-    /// Polls, which run under the locks of sets, take it once, the first of all.
-    ring: Mutex<Ring>,
-    /// The state that polls read; written under `ring`'s lock.
-    state: AtomicU32,
-    /// [`AWAITED`] and [`POLLED`]: which kinds of users have ever registered. Written under
-    /// `ring`'s lock.
-    users: AtomicU32,
-    /// Waiters for bytes (`rd_wait`).
-    readers: WaitQueue,
-    /// Waiters for room (`wr_wait`).
-    writers: WaitQueue,
-}
-
-/// `state`: there are bytes.
-const NOT_EMPTY: u32 = 1;
-/// `state`: a page is free.
-const NOT_FULL: u32 = 2;
-/// `state`: the reading end is closed.
-const NO_READER: u32 = 4;
-/// `state`: the writing end is closed.
-const NO_WRITER: u32 = 8;
+pub(crate) type Pipe = TwoEnds<Ring>;
 
 /// `state`: the bytes are elsewhere, and so are the ends.
 const STALE: u32 = 16;
 
-/// `users`: somebody has waited. A change before that needs no wakeup: a waiter that registers
-/// takes the lock first, and so sees the change.
-const AWAITED: u32 = 1;
-/// `users`: somebody has polled an end. From then on every write wakes readers, even if there was
-/// something to read before (`poll_usage`): edge-triggered interests rely on it.
-const POLLED: u32 = 2;
-
-struct Ring {
+pub(crate) struct Ring {
     pages: Pages,
     /// How many pages may be in use (`max_usage`).
     limit: usize,
@@ -93,7 +64,9 @@ impl Ring {
     fn is_full(&self) -> bool {
         self.pages.count() >= self.limit
     }
+}
 
+impl Contents for Ring {
     #[inline]
     fn state(&self) -> u32 {
         let bit = |bit, on: bool| if on { bit } else { 0 };
@@ -134,33 +107,11 @@ impl Pass {
 }
 
 impl Pipe {
-    /// Called before anybody registers.
-    #[inline]
-    fn announce(&self, users: u32) {
-        if self.users.load(Ordering::Acquire) & users != users {
-            let _ring = self.ring.lock();
-            self.users.fetch_or(users, Ordering::Release);
-        }
-    }
-
-    /// Publishes the new state to polls. With `wakes` it is one half of the named pair: a waiter
-    /// that registers later sees the state, and the following wakeup finds a waiter that registered
-    /// before. Without `wakes`, the pipe only became less ready, or nobody has ever registered.
-    #[inline]
-    fn publish(&self, ring: &Ring, wakes: bool) {
-        let state = ring.state();
-        if wakes {
-            self.state.swap(state, Ordering::SeqCst);
-        } else if self.state.load(Ordering::Relaxed) != state {
-            self.state.store(state, Ordering::Release);
-        }
-    }
-
     /// Writes what fits. Only the first pass of a write merges into the last page.
     #[inline]
     pub(crate) fn fill(&self, from: &mut Gather<'_>, is_first: bool, is_packet: bool) -> Pass {
-        let mut ring = self.ring.lock();
-        let users = self.users.load(Ordering::Relaxed);
+        let mut ring = self.lock();
+        let users = self.users();
         let was_empty = ring.pages.is_empty();
         let mut error = None;
         if ring.has_reader {
@@ -178,7 +129,7 @@ impl Pipe {
                     error = Some(Errno::NOMEM);
                 }
             }
-            self.publish(&ring, was_empty && users != 0);
+            self.publish(&ring, was_empty && users.are_any());
         }
         Pass {
             is_broken: !ring.has_reader,
@@ -186,7 +137,7 @@ impl Pipe {
             error,
             #[cfg(any(feature = "std", upoll_loom))]
             was_empty,
-            is_news: was_empty && users != 0 || users & POLLED != 0,
+            is_news: was_empty && users.are_any() || users.have_polled(),
         }
     }
 
@@ -209,16 +160,6 @@ impl Pipe {
     }
 
     #[inline]
-    pub(crate) fn wake_readers(&self) {
-        self.readers.wake_published(Events::IN | Events::RDNORM);
-    }
-
-    #[inline]
-    pub(crate) fn wake_writers(&self) {
-        self.writers.wake_published(Events::OUT | Events::WRNORM);
-    }
-
-    #[inline]
     fn try_write(&self, from: &mut Gather<'_>, is_packet: bool) -> Result<usize, Errno> {
         let asked = from.left();
         if asked == 0 {
@@ -234,10 +175,10 @@ impl Pipe {
         if into.asks_for_nothing() {
             return Ok(0);
         }
-        if self.state.load(Ordering::SeqCst) & (NOT_EMPTY | NO_WRITER) == 0 {
+        if self.is_drained() {
             return Err(Errno::AGAIN);
         }
-        let mut ring = self.ring.lock();
+        let mut ring = self.lock();
         if ring.pages.is_empty() {
             return if ring.has_writer {
                 Err(Errno::AGAIN)
@@ -251,7 +192,7 @@ impl Pipe {
         let room = into.left();
         let most = into.whole(ring.pages.unread())?;
         ring.pages.take(into, most);
-        let wakes = was_full && !ring.is_full() && self.users.load(Ordering::Relaxed) != 0;
+        let wakes = was_full && !ring.is_full() && self.users().are_any();
         self.publish(&ring, wakes);
         drop(ring);
         if wakes {
@@ -260,30 +201,10 @@ impl Pipe {
         Ok(room - into.left())
     }
 
-    /// Whether a read would find bytes.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
-    }
-
     /// Whether a write would find no room.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn is_full(&self) -> bool {
-        self.state.load(Ordering::SeqCst) & NOT_FULL == 0
-    }
-
-    /// Where a reader waits.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn readers(&self) -> &WaitQueue {
-        self.announce(AWAITED);
-        &self.readers
-    }
-
-    /// Where a writer waits.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn writers(&self) -> &WaitQueue {
-        self.announce(AWAITED);
-        &self.writers
+        self.state() & NOT_FULL == 0
     }
 
     fn set_capacity(&self, bytes: usize) -> Result<usize, Errno> {
@@ -291,7 +212,7 @@ impl Pipe {
             return Err(Errno::INVAL);
         }
         let pages = bytes.max(PAGE).next_power_of_two() / PAGE;
-        let mut ring = self.ring.lock();
+        let mut ring = self.lock();
         if pages > ring.limit && pages * PAGE > PIPE_MAX_SIZE {
             return Err(Errno::PERM);
         }
@@ -301,7 +222,7 @@ impl Pipe {
         ring.limit = pages;
         self.publish(&ring, true);
         drop(ring);
-        self.writers.wake_published(Events::empty());
+        self.wake_any_writer();
         Ok(pages * PAGE)
     }
 
@@ -309,7 +230,7 @@ impl Pipe {
         &self,
         transfer: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut ring = self.ring.lock();
+        let mut ring = self.lock();
         if ring.is_stale {
             return Ok(());
         }
@@ -321,31 +242,9 @@ impl Pipe {
         self.publish(&ring, true);
         drop(ring);
         drop(pages);
-        self.readers.wake_all(Events::HUP);
-        self.writers.wake_all(Events::HUP);
+        self.wake_all(Events::HUP);
         Ok(())
     }
-
-    fn close(&self, end: End) {
-        let mut ring = self.ring.lock();
-        match end {
-            End::Reading => ring.has_reader = false,
-            End::Writing => ring.has_writer = false,
-        }
-        self.publish(&ring, true);
-        let is_half_open = ring.has_reader != ring.has_writer;
-        drop(ring);
-        if is_half_open {
-            self.readers.wake_all(Events::empty());
-            self.writers.wake_all(Events::empty());
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Reading,
-    Writing,
 }
 
 /// An open file description of a pipe.
@@ -371,28 +270,14 @@ impl OpenEnd {
 impl Pollable for OpenEnd {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        let pipe = &*self.pipe;
-        pipe.announce(AWAITED | POLLED);
-        let mut events = Events::empty();
-        match self.end {
-            End::Reading => {
-                table.register(&pipe.readers);
-                let state = pipe.state.load(Ordering::SeqCst);
-                events.set(Events::IN | Events::RDNORM, state & NOT_EMPTY != 0);
-                events.set(Events::HUP, state & NO_WRITER != 0);
-            }
-            End::Writing => {
-                table.register(&pipe.writers);
-                let state = pipe.state.load(Ordering::SeqCst);
-                events.set(Events::OUT | Events::WRNORM, state & NOT_FULL != 0);
-                events.set(Events::ERR, state & NO_READER != 0);
-            }
-        }
-        events
+        self.pipe.poll(self.end, table)
     }
 
     fn release(&self) {
-        self.pipe.close(self.end);
+        self.pipe.close(|ring| match self.end {
+            End::Reading => ring.has_reader = false,
+            End::Writing => ring.has_writer = false,
+        });
     }
 }
 
@@ -434,13 +319,7 @@ pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
         has_writer: true,
         is_stale: false,
     };
-    let pipe = SharedBox::new(Pipe {
-        state: AtomicU32::new(ring.state()),
-        ring: Mutex::new(ring),
-        users: AtomicU32::new(0),
-        readers: WaitQueue::new(),
-        writers: WaitQueue::new(),
-    })?;
+    let pipe = SharedBox::new(Pipe::new(ring))?;
     let open = |end, flags: PipeFlags| {
         File::try_new(OpenEnd {
             pipe: pipe.clone(),
@@ -603,13 +482,13 @@ macro_rules! both_ends {
             /// Returns the number of unread bytes (`FIONREAD`). It is the same at either end.
             #[must_use]
             pub fn available(&self) -> usize {
-                self.file.pipe.ring.lock().pages.bytes()
+                self.file.pipe.lock().pages.bytes()
             }
 
             /// How many bytes of whole pages the pipe holds at most (`F_GETPIPE_SZ`).
             #[must_use]
             pub fn capacity(&self) -> usize {
-                self.file.pipe.ring.lock().limit * PAGE
+                self.file.pipe.lock().limit * PAGE
             }
 
             /// Changes the capacity of the pipe (`F_SETPIPE_SZ`), and returns the new one: `bytes`
@@ -653,29 +532,16 @@ macro_rules! both_ends {
             /// Whether it has been [demoted](Self::demote).
             #[must_use]
             pub fn is_stale(&self) -> bool {
-                self.file.pipe.state.load(Ordering::SeqCst) & STALE != 0
+                self.file.pipe.state() & STALE != 0
             }
 
             #[cfg(any(feature = "std", upoll_loom))]
             pub(crate) fn shared(&self) -> &Pipe {
                 &self.file.pipe
             }
-
-            /// As an open file, to be watched.
-            #[must_use]
-            #[inline]
-            pub fn as_file_ref(&self) -> FileRef<'_> {
-                self.file.as_file_ref()
-            }
-        }
-
-        impl Source for $end {
-            #[inline]
-            fn target(&self) -> Target<'_> {
-                Target::File(self.as_file_ref())
-            }
         }
     )* };
 }
 
 both_ends!(PipeReader, PipeWriter);
+is_source!(PipeReader, PipeWriter);

@@ -9,11 +9,11 @@ use bitflags::bitflags;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{File, PollTable, Pollable};
 use crate::memory::SharedBox;
 use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
-use crate::target::{Source, Target};
+use crate::target::is_source;
 use crate::wait::WaitQueue;
 
 bitflags! {
@@ -756,18 +756,6 @@ impl StreamSocket {
     pub(crate) fn shared(&self) -> (&Pair, Me) {
         (&self.file.pair, self.file.me)
     }
-
-    /// As an open file, to be watched.
-    #[must_use]
-    #[inline]
-    pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.as_file_ref()
-    }
 }
 
-impl Source for StreamSocket {
-    #[inline]
-    fn target(&self) -> Target<'_> {
-        Target::File(self.as_file_ref())
-    }
-}
+is_source!(StreamSocket);

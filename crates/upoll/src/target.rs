@@ -76,6 +76,28 @@ pub trait Source {
     fn target(&self) -> Target<'_>;
 }
 
+/// Makes an object, which is one open file in its field `file`, a [`Source`].
+macro_rules! is_source {
+    ($($object:ident $(<$message:ident>)?),*) => { $(
+        impl $(<$message>)? $object $(<$message>)? {
+            /// As an open file, to be watched.
+            #[must_use]
+            #[inline]
+            pub fn as_file_ref(&self) -> $crate::FileRef<'_> {
+                self.file.as_file_ref()
+            }
+        }
+
+        impl $(<$message>)? $crate::Source for $object $(<$message>)? {
+            #[inline]
+            fn target(&self) -> $crate::Target<'_> {
+                $crate::Target::File(self.as_file_ref())
+            }
+        }
+    )* };
+}
+pub(crate) use is_source;
+
 impl<T: Pollable> Source for File<T> {
     #[inline]
     fn target(&self) -> Target<'_> {

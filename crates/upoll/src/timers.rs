@@ -5,10 +5,10 @@ use core::time::Duration;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, InTime, PollTable, Pollable, TimeSource};
+use crate::file::{File, InTime, PollTable, Pollable, TimeSource};
 use crate::memory::SharedBox;
 use crate::schedule::{Expirations, NEVER, Schedule, nanoseconds};
-use crate::target::{Source, Target};
+use crate::target::is_source;
 
 /// Timers that go by one clock.
 ///
@@ -238,21 +238,9 @@ impl Timer {
     pub fn try_read(&self) -> Result<u64, Errno> {
         self.file.schedule.take(self.file.number)
     }
-
-    /// As an open file, to be watched.
-    #[must_use]
-    #[inline]
-    pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.as_file_ref()
-    }
 }
 
-impl Source for Timer {
-    #[inline]
-    fn target(&self) -> Target<'_> {
-        Target::File(self.as_file_ref())
-    }
-}
+is_source!(Timer);
 
 /// The timer itself.
 struct Member {

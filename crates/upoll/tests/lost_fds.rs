@@ -30,6 +30,10 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn input(data: u64) -> Event {
+    Event::new(Events::IN, data)
+}
+
 fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {
     let events = &mut [Event::default(); 8];
     let ready = set.wait(events, limit).unwrap();
@@ -39,7 +43,6 @@ fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {
 #[test]
 fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_fd_alone() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     // The first set opens the socket that is a member of all kernel sets.
     let warm_up = Epoll::new().unwrap();
@@ -60,7 +63,6 @@ fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_fd_alone() {
 #[test]
 fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     let own = opened_by(|| rotating.add(&reader, input(1)).unwrap());
@@ -84,7 +86,6 @@ fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
 #[test]
 fn a_wait_without_a_limit_right_after_all_was_closed_finds_the_ready_members() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     let inner = Epoll::new().unwrap();
@@ -110,7 +111,6 @@ fn a_wait_without_a_limit_right_after_all_was_closed_finds_the_ready_members() {
 #[test]
 fn two_waits_without_a_limit_right_after_all_was_closed_both_find_the_ready_member() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     let (idle, _writer) = std::io::pipe().unwrap();
@@ -154,7 +154,6 @@ impl Pollable for Held {
 #[test]
 fn a_set_that_was_just_made_anew_shows_in_the_one_above_what_it_shows_itself() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     let (idle, _writer) = std::io::pipe().unwrap();
     let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
@@ -203,7 +202,7 @@ fn sleep_with_the_lock<'scope>(
     let (send, receive) = std::sync::mpsc::channel();
     scope.spawn(move || {
         send.send(tid()).unwrap();
-        set.modify(held, Event::new(Events::IN, 3)).unwrap();
+        set.modify(held, input(3)).unwrap();
     });
     until_asleep(receive.recv().unwrap());
 }
@@ -212,7 +211,6 @@ fn sleep_with_the_lock<'scope>(
 #[test]
 fn a_set_that_was_just_made_anew_shows_in_each_of_two_above_while_the_other_one_is_locked() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     let (idle, _writer) = std::io::pipe().unwrap();
     let [warm_up, inner, one, two] = [(); 4].map(|()| Epoll::new().unwrap());
@@ -271,7 +269,6 @@ fn a_set_that_was_just_made_anew_shows_in_each_of_two_above_while_the_other_one_
 #[test]
 fn threads_that_make_a_set_anew_leave_one_kernel_set() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
     let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
     warm_up.add(&reader, input(0)).unwrap();
@@ -299,7 +296,6 @@ fn threads_that_make_a_set_anew_leave_one_kernel_set() {
 #[test]
 fn a_set_below_one_whose_fds_were_closed_takes_another_set() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     let [lowest, set, outer] = [(); 3].map(|()| Epoll::new().unwrap());
     lowest.add(&reader, input(1)).unwrap();
@@ -319,7 +315,7 @@ fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     let set = Epoll::new().unwrap();
-    let own = opened_by(|| set.add(&reader, Event::new(Events::IN, 1)).unwrap());
+    let own = opened_by(|| set.add(&reader, input(1)).unwrap());
     assert_eq!(wait(&set, Duration::ZERO), [1]);
     close_all(&own);
     let fds = &mut [PollFd::new(&set, Events::IN)];
@@ -329,17 +325,17 @@ fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
 #[test]
 fn a_kernel_set_made_anew_under_its_old_fd_is_watched_by_the_sets_above() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN | Events::ET, data);
+    let edge = |data| Event::new(Events::IN | Events::ET, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
-    warm_up.add(&reader, input(1)).unwrap();
-    let own = opened_by(|| inner.add(&reader, input(2)).unwrap());
-    outer.add(&inner, input(3)).unwrap();
+    warm_up.add(&reader, edge(1)).unwrap();
+    let own = opened_by(|| inner.add(&reader, edge(2)).unwrap());
+    outer.add(&inner, edge(3)).unwrap();
     assert_eq!(wait(&outer, Duration::ZERO), []);
     close_all(&own);
     // Another set of the library's has the fd meanwhile.
     let between = Epoll::new().unwrap();
-    let taken = opened_by(|| between.add(&reader, input(4)).unwrap());
+    let taken = opened_by(|| between.add(&reader, edge(4)).unwrap());
     assert_eq!(taken, own);
     drop(between);
     let anew = opened_by(|| assert_eq!(wait(&inner, Duration::ZERO), []));
@@ -355,17 +351,17 @@ fn a_kernel_set_made_anew_under_its_old_fd_is_watched_by_the_sets_above() {
 #[test]
 fn two_sets_that_were_made_anew_with_each_others_fds_are_both_watched() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN | Events::ET, data);
+    let edge = |data| Event::new(Events::IN | Events::ET, data);
     let mut pipes = [(); 2].map(|()| std::io::pipe().unwrap());
     let [warm_up, first, second, outer] = [(); 4].map(|()| Epoll::new().unwrap());
-    warm_up.add(&pipes[0].0, input(1)).unwrap();
+    warm_up.add(&pipes[0].0, edge(1)).unwrap();
     let own = opened_by(|| {
-        first.add(&pipes[0].0, input(1)).unwrap();
-        second.add(&pipes[1].0, input(2)).unwrap();
+        first.add(&pipes[0].0, edge(1)).unwrap();
+        second.add(&pipes[1].0, edge(2)).unwrap();
     });
     assert_eq!(own.len(), 2);
-    outer.add(&first, input(3)).unwrap();
-    outer.add(&second, input(4)).unwrap();
+    outer.add(&first, edge(3)).unwrap();
+    outer.add(&second, edge(4)).unwrap();
     close_all(&own);
     for set in [&second, &first] {
         assert_eq!(wait(set, Duration::ZERO), []);
@@ -397,7 +393,6 @@ fn a_member_whose_fd_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_bein
     let other = unsafe { OwnedFd::from_raw_fd(other) };
     let (reader, mut writer) = std::io::pipe().unwrap();
     let [warm_up, set] = [(); 2].map(|()| Epoll::new().unwrap());
-    let input = |data| Event::new(Events::IN, data);
     warm_up.add(&reader, input(1)).unwrap();
     let own = opened_by(|| set.add(&member, input(1)).unwrap());
     set.add(&reader, input(2)).unwrap();
@@ -412,7 +407,6 @@ fn a_member_whose_fd_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_bein
 #[test]
 fn a_member_whose_fd_came_to_be_an_own_fd_keeps_no_set_from_being_made_anew() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
     let lost = Epoll::new().unwrap();
     // The lowest fd that the library takes, so that the next kernel set has it.
@@ -441,9 +435,9 @@ fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
     let _alone = alone();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let lost = Epoll::new().unwrap();
-    let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 1)).unwrap());
+    let own = opened_by(|| lost.add(&reader, input(1)).unwrap());
     close_all(&own);
-    let commands = &mut [CtlCommand::modify(&reader, Event::new(Events::IN, 2))];
+    let commands = &mut [CtlCommand::modify(&reader, input(2))];
     assert_eq!(lost.ctl_batch(commands), Ok(1));
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(&lost, LONG), [2]);
@@ -457,7 +451,7 @@ fn checks_of_a_batch(
     count: u64,
     mut before_mod: impl FnMut(u32) + Send,
 ) -> u32 {
-    let modify = |data| CtlCommand::modify(reader, Event::new(Events::IN, data));
+    let modify = |data| CtlCommand::modify(reader, input(data));
     let which = Which {
         number: libc::SYS_epoll_ctl,
         argument: 1,
@@ -490,7 +484,7 @@ fn neighbouring_changes_of_kernel_fds_share_a_check() {
     let _alone = alone();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let set = Epoll::new().unwrap();
-    set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    set.add(&reader, input(0)).unwrap();
     for (count, checks) in [(1, 1), (2, 1), (64, 1), (65, 2), (200, 4)] {
         assert_eq!(checks_of_a_batch(&set, &reader, count, |_| {}), checks);
     }
@@ -505,10 +499,10 @@ fn a_set_that_is_closed_in_the_midst_of_a_batch_is_made_anew() {
     let (other, _its_writer) = std::io::pipe().unwrap();
     // The first set opens the socket that is a member of all kernel sets.
     let warm_up = Epoll::new().unwrap();
-    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    warm_up.add(&reader, input(0)).unwrap();
     for is_replaced in [false, true] {
         let lost = Epoll::new().unwrap();
-        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let own = opened_by(|| lost.add(&reader, input(0)).unwrap());
         assert_eq!(own.len(), 1, "its kernel set: {own:?}");
         let mut of_the_program = None;
         checks_of_a_batch(&lost, &reader, 5, |mods| {
@@ -541,7 +535,6 @@ fn a_set_that_is_closed_in_the_midst_of_a_batch_is_made_anew() {
 #[test]
 fn a_member_at_an_fd_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
     // Sets share the socket by which they are known. The first set with another socket opens two fds.
     let mut others = Vec::new();
@@ -579,7 +572,6 @@ fn a_member_at_an_fd_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
 #[test]
 fn sets_above_one_that_is_nested_too_deep_elsewhere_go_on_after_a_loss() {
     let _alone = alone();
-    let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
     let inner = Epoll::new().unwrap();
     let others = [(); 2].map(|()| Epoll::new().unwrap());
@@ -622,8 +614,8 @@ fn a_wait_without_a_limit_learns_of_a_shared_counter_whose_notifiers_were_closed
     let _alone = alone();
     let (counter, notifiers) = shared_counter();
     let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
-    set.add(&counter, Event::new(Events::IN, 1)).unwrap();
-    above.add(&set, Event::new(Events::IN, 2)).unwrap();
+    set.add(&counter, input(1)).unwrap();
+    above.add(&set, input(2)).unwrap();
     close_all(&notifiers);
     counter.write(1).unwrap();
     assert_eq!(wait(&above, Duration::ZERO), [2]);
@@ -639,12 +631,11 @@ fn a_shared_counter_with_a_notifier_that_was_closed_comes_and_goes() {
     for closed in 0..2 {
         let (counter, own) = shared_counter();
         let set = Epoll::new().unwrap();
-        let interest = |data| Event::new(Events::IN, data);
-        set.add(&counter, interest(1)).unwrap();
+        set.add(&counter, input(1)).unwrap();
         close_all(&own[closed..=closed]);
         for data in 2..5 {
             set.delete(&counter).unwrap();
-            set.add(&counter, interest(data)).unwrap();
+            set.add(&counter, input(data)).unwrap();
             counter.write(1).unwrap();
             assert_eq!(wait(&set, LONG), [data]);
             assert_eq!(counter.try_read(), Ok(1));
@@ -676,10 +667,10 @@ fn a_poll_makes_a_set_anew_though_another_one_is_ready() {
     writer.write_all(b"x").unwrap();
     let counter = EventFd::new(1).unwrap();
     let ready = Epoll::new().unwrap();
-    ready.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    ready.add(&counter, input(0)).unwrap();
     for which in 0..3 {
         let lost = Epoll::new().unwrap();
-        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let own = opened_by(|| lost.add(&reader, input(0)).unwrap());
         let context = &mut PollContext::new();
         assert_eq!(ready_by_each_poll(&[&ready, &lost], context), [2; 3]);
         close_all(&own);
@@ -705,8 +696,8 @@ fn polls_alone_find_what_is_ready_in_a_lost_set_below() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     for which in 0..3 {
         let [above, lost] = [(); 2].map(|()| Epoll::new().unwrap());
-        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
-        above.add(&lost, Event::new(Events::IN, 0)).unwrap();
+        let own = opened_by(|| lost.add(&reader, input(0)).unwrap());
+        above.add(&lost, input(0)).unwrap();
         let context = &mut PollContext::new();
         assert_eq!(ready_by_each_poll(&[&above], context), [0; 3]);
         close_all(&own);
@@ -754,7 +745,7 @@ fn a_poll_that_makes_a_set_anew_reports_what_its_last_look_has_found() {
     let (reader, _writer) = std::io::pipe().unwrap();
     for which in 0..4 {
         let lost = Epoll::new().unwrap();
-        let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 0)).unwrap());
+        let own = opened_by(|| lost.add(&reader, input(0)).unwrap());
         let file = File::new(ReadyFor(AtomicUsize::new(100)));
         let context = &mut PollContext::new();
         let mut fds = [

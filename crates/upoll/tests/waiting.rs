@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use upoll::{
     Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollContext,
-    PollFd, PollTable, Pollable, Timeout, WaitQueue,
+    PollFd, PollTable, Pollable, Source, Timeout, WaitQueue,
 };
 
 use one_processor::run_on_one_processor;
@@ -25,10 +25,16 @@ fn interest(events: Events) -> Event {
     Event::new(events, 0)
 }
 
-fn set_with(source: &EventFd, events: Events) -> Epoll {
+fn set_with(source: &impl Source, events: Events) -> Epoll {
     let set = Epoll::new().unwrap();
     set.add(source, interest(events)).unwrap();
     set
+}
+
+fn rotating_with(source: &impl Source) -> Epoll {
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(source, interest(Events::IN)).unwrap();
+    rotating
 }
 
 fn kernel_set() -> OwnedFd {
@@ -94,15 +100,12 @@ fn threads_never_see_a_ready_level_triggered_item_as_idle() {
 /// all from the rotating set. Returns the number that each took.
 fn rotate(workers: usize, events: usize, through_own_sets: bool) -> Vec<usize> {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&source);
     let total = Arc::new(AtomicUsize::new(0));
     let threads: Vec<_> = (0..workers)
         .map(|_| {
             let set = if through_own_sets {
-                let set = Epoll::new().unwrap();
-                set.add(&rotating, interest(Events::IN)).unwrap();
-                set
+                set_with(&rotating, Events::IN)
             } else {
                 rotating.clone()
             };
@@ -141,15 +144,12 @@ fn a_burst_through_a_rotating_set_loses_no_event() {
 fn workers_of_a_rotating_set_take_turns() {
     for through_own_sets in [true, false] {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, interest(Events::IN)).unwrap();
+        let rotating = rotating_with(&source);
         let (send, took) = mpsc::channel();
         let mut workers: Vec<_> = (0..4)
             .map(|worker| {
                 let set = if through_own_sets {
-                    let set = Epoll::new().unwrap();
-                    set.add(&rotating, interest(Events::IN)).unwrap();
-                    set
+                    set_with(&rotating, Events::IN)
                 } else {
                     rotating.clone()
                 };
@@ -184,12 +184,9 @@ fn workers_of_a_rotating_set_take_turns() {
 #[test]
 fn a_worker_that_does_not_wait_is_passed_over() {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
-    let busy = Epoll::new().unwrap();
-    busy.add(&rotating, interest(Events::IN)).unwrap();
-    let idle = Epoll::new().unwrap();
-    idle.add(&rotating, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&source);
+    let busy = set_with(&rotating, Events::IN);
+    let idle = set_with(&rotating, Events::IN);
     for _ in 0..5 {
         let waiter = idle.clone();
         let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
@@ -203,14 +200,10 @@ fn a_worker_that_does_not_wait_is_passed_over() {
 #[test]
 fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
-    let watched = Epoll::new().unwrap();
-    watched.add(&rotating, interest(Events::IN)).unwrap();
-    let manager = Epoll::new().unwrap();
-    manager.add(&watched, interest(Events::IN)).unwrap();
-    let awaited = Epoll::new().unwrap();
-    awaited.add(&rotating, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&source);
+    let watched = set_with(&rotating, Events::IN);
+    let manager = set_with(&watched, Events::IN);
+    let awaited = set_with(&rotating, Events::IN);
     let mut events = [Event::default()];
     for _ in 0..5 {
         let waiter = awaited.clone();
@@ -229,8 +222,7 @@ fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
 #[test]
 fn a_worker_that_only_an_idle_poll_context_watches_is_passed_over() {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&source);
     let [polled, awaited] = [(); 2].map(|()| Epoll::new().unwrap());
     for set in [&polled, &awaited] {
         set.add(&rotating, interest(Events::IN)).unwrap();
@@ -253,15 +245,8 @@ fn a_worker_that_only_an_idle_poll_context_watches_is_passed_over() {
 #[test]
 fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
     let source = EventFd::new(0).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
-    let workers: Vec<_> = (0..3)
-        .map(|_| {
-            let set = Epoll::new().unwrap();
-            set.add(&rotating, interest(Events::IN)).unwrap();
-            set
-        })
-        .collect();
+    let rotating = rotating_with(&source);
+    let workers: Vec<_> = (0..3).map(|_| set_with(&rotating, Events::IN)).collect();
     source.write(1).unwrap();
     assert_eq!(workers[1].wait(&mut [Event::default()], LONG), Ok(1));
 }
@@ -269,15 +254,12 @@ fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
 #[test]
 fn a_chosen_worker_that_closes_its_set_forwards_the_event() {
     let source = EventFd::new(0).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&source);
     // Each worker set is awaited through a set above it, so that the choice of the worker and its
     // poll are two steps.
     let worker = || {
-        let set = Epoll::new().unwrap();
-        set.add(&rotating, interest(Events::IN)).unwrap();
-        let above = Epoll::new().unwrap();
-        above.add(&set, interest(Events::IN)).unwrap();
+        let set = set_with(&rotating, Events::IN);
+        let above = set_with(&set, Events::IN);
         (set, above)
     };
     let (first, _first_above) = worker();
@@ -291,8 +273,7 @@ fn a_chosen_worker_that_closes_its_set_forwards_the_event() {
 fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
     for _ in 0..200 {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, interest(Events::IN)).unwrap();
+        let rotating = rotating_with(&source);
         let (set, counter) = (rotating.clone(), source.clone());
         let take = move || {
             let ready = set.wait(&mut [Event::default()], LONG);
@@ -318,15 +299,8 @@ fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
 #[test]
 fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&source, interest(Events::IN)).unwrap();
-    let sets: Vec<_> = (0..3)
-        .map(|_| {
-            let set = Epoll::new().unwrap();
-            set.add(&rotating, interest(Events::IN)).unwrap();
-            set
-        })
-        .collect();
+    let rotating = rotating_with(&source);
+    let sets: Vec<_> = (0..3).map(|_| set_with(&rotating, Events::IN)).collect();
     let take = |set: &Epoll| {
         let (set, source) = (set.clone(), source.clone());
         asleep(move || {
@@ -372,14 +346,12 @@ fn workers_behind_the_thread_that_wakes_them_get_to_run() {
     let writer = thread::spawn(|| {
         run_on_one_processor();
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, interest(Events::IN)).unwrap();
+        let rotating = rotating_with(&source);
         let taken = Arc::new(AtomicUsize::new(0));
         let stop = EventFd::new(0).unwrap();
         let workers: Vec<_> = (0..8)
             .map(|_| {
-                let set = Epoll::new().unwrap();
-                set.add(&rotating, interest(Events::IN)).unwrap();
+                let set = set_with(&rotating, Events::IN);
                 set.add(&stop, Event::new(Events::IN, 1)).unwrap();
                 let (source, taken) = (source.clone(), taken.clone());
                 asleep(move || {
@@ -471,8 +443,7 @@ impl Pollable for Fragile {
 #[test]
 fn a_thread_that_panics_with_a_claim_forwards_it() {
     let file = File::new(Fragile::default());
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&file, interest(Events::IN)).unwrap();
+    let rotating = rotating_with(&file);
     let threads = [(); 2].map(|()| {
         let rotating = rotating.clone();
         asleep(move || rotating.wait(&mut [Event::default()], LONG)).0

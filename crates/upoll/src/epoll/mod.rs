@@ -65,7 +65,7 @@ use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, fence,
 };
 use crate::tally::{Counters, OptionalTally, Tally};
-use crate::target::{Source, Target};
+use crate::target::is_source;
 use crate::trace;
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
 
@@ -457,12 +457,6 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// The set as an open file, to be watched by other sets.
-    #[must_use]
-    pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.as_file_ref()
-    }
-
     /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
     ///
     /// Fills `events` from the front and returns their number. Blocks only while other calls hold the lock of the set, or of
@@ -649,12 +643,7 @@ impl Epoll {
     }
 }
 
-impl Source for Epoll {
-    #[inline]
-    fn target(&self) -> Target<'_> {
-        Target::File(self.as_file_ref())
-    }
-}
+is_source!(Epoll);
 
 /// The account for sets that were given none.
 #[cfg(not(upoll_loom))]

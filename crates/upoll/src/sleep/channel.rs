@@ -55,7 +55,7 @@ impl<T> Sender<T> {
         let channel = self.shared();
         let mut unsent = Some(message);
         loop {
-            let ended = until_done_or(channel.senders(), Place::ExclusiveTail, deadline, |_| {
+            let ended = until_done_or(channel.writers(), Place::ExclusiveTail, deadline, |_| {
                 let Some(message) = unsent.take() else {
                     return Ok(());
                 };
@@ -80,7 +80,7 @@ impl<T> Sender<T> {
             }
         }
         if !channel.is_full() {
-            channel.wake_senders();
+            channel.wake_writers();
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<T> Receiver<T> {
         let message =
             loop {
                 let ended =
-                    until_done_or(channel.receivers(), Place::ExclusiveTail, deadline, |_| {
+                    until_done_or(channel.readers(), Place::ExclusiveTail, deadline, |_| {
                         match channel.try_recv() {
                             Ok(message) => Ok(Some(message)),
                             Err(TryRecvError::Empty) => Err(Errno::AGAIN),
@@ -148,7 +148,7 @@ impl<T> Receiver<T> {
                 }
             };
         if !channel.is_empty() {
-            channel.wake_receivers();
+            channel.wake_readers();
         }
         Ok(message)
     }

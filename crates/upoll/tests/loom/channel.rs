@@ -6,7 +6,7 @@ use upoll::kernel_model::{interrupt, pass_time};
 use upoll::{Clock, Epoll, Event, Events, Rule, Timeout};
 
 use super::rotation::{harvest, workers};
-use super::{EDGE, Waiter, hears_of, model, must_fail_without};
+use super::{EDGE, Waiter, hears_of, model, must_fail_without, set_of};
 
 fn receive_on_thread(receiver: &Receiver<u32>) -> thread::JoinHandle<Result<u32, RecvError>> {
     let receiver = receiver.clone();
@@ -212,8 +212,7 @@ fn a_waiter_that_registers_and_polls_misses_no_close() {
 fn an_edge_triggered_receiver_that_takes_all_misses_no_message() {
     model(3, || {
         let (sender, receiver) = unbounded().unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&receiver, EDGE).unwrap();
+        let set = set_of(&receiver, EDGE);
         let sending = thread::spawn(move || {
             sender.try_send(1).unwrap();
             sender.try_send(2).unwrap();

@@ -12,7 +12,7 @@ use upoll::{
 };
 
 use super::sleeping::{FOREVER, the_one_that_stays_is_woken, wait};
-use super::{EDGE, IN, model};
+use super::{EDGE, IN, model, writes};
 
 /// Returns a set with a kernel fd that is not readable.
 fn set_with_source() -> (Epoll, Source) {
@@ -29,8 +29,7 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_arrival() {
             let (set, _source) = set_with_source();
             let counter = EventFd::new(0).unwrap();
             set.add(&counter, interest).unwrap();
-            let writer = counter.clone();
-            let writing = thread::spawn(move || writer.try_write(1).unwrap());
+            let writing = writes(&counter, 1);
             assert_eq!(wait(&set, FOREVER), Ok(1));
             writing.join().unwrap();
         });
@@ -101,8 +100,7 @@ fn a_poll_from_above_takes_no_wake_from_a_thread_that_sleeps() {
         set.add(&counter, IN).unwrap();
         let sleeper = set.clone();
         let sleeping = thread::spawn(move || wait(&sleeper, FOREVER));
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let _ = set.as_file_ref().is_ready(Events::IN);
         writing.join().unwrap();
         assert_eq!(sleeping.join().unwrap(), Ok(1));

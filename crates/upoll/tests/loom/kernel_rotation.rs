@@ -10,7 +10,7 @@ use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Op, SigSet,
 
 use super::rotation::workers as workers_of;
 use super::sleeping::{FOREVER, LIMIT, wait};
-use super::{EDGE, IN, Waiter, model};
+use super::{EDGE, IN, Waiter, model, set_of, writes};
 
 /// Returns a rotating set with a kernel source, which is not readable, and the workers' sets that
 /// watch it. Each event is another worker's.
@@ -453,11 +453,7 @@ fn a_worker_is_woken_though_what_woke_it_is_gone_if_something_else_stays() {
         rotating.add(&below, IN).unwrap();
         // A thread that ends would leave its event to the other one.
         let ends = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let [first, second] = [(); 2].map(|()| {
-            let worker = Epoll::new().unwrap();
-            worker.add(&rotating, IN).unwrap();
-            worker
-        });
+        let [first, second] = [(); 2].map(|()| set_of(&rotating, IN));
         let (other, busy) = (source.clone(), ends.clone());
         let working = thread::spawn(move || {
             assert_eq!(wait(&first, FOREVER), Ok(1));
@@ -467,8 +463,7 @@ fn a_worker_is_woken_though_what_woke_it_is_gone_if_something_else_stays() {
             end_thread();
             first
         });
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         assert_eq!(wait(&second, FOREVER), Ok(1));
         source.set_readable(true);
         source.set_readable(false);

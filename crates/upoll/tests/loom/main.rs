@@ -48,6 +48,18 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     });
 }
 
+fn set_of(source: &impl Source, interest: Event) -> Epoll {
+    let set = Epoll::new().unwrap();
+    set.add(source, interest).unwrap();
+    set
+}
+
+/// A thread that adds `value` to `counter`.
+fn writes(counter: &EventFd, value: u64) -> thread::JoinHandle<()> {
+    let counter = counter.clone();
+    thread::spawn(move || counter.try_write(value).unwrap())
+}
+
 fn harvest(set: &Epoll) -> usize {
     set.try_wait(&mut [Event::default(); 2]).unwrap()
 }
@@ -135,12 +147,10 @@ fn a_waiter_that_does_not_poll_after_registering_misses_a_wake() {
 fn scanning_against_writing() {
     model(3, || {
         let counter = EventFd::new(1).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, IN).unwrap();
+        let set = set_of(&counter, IN);
         // The item is queued, and idle when it is scanned.
         counter.try_read().unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let scanner = set.clone();
         let scanning = thread::spawn(move || harvest(&scanner));
         harvest(&set);
@@ -166,8 +176,7 @@ fn without_the_second_poll_a_scan_loses_a_wake() {
 fn a_writer_that_polls_finds_its_event_while_others_change_the_set() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, IN).unwrap();
+        let set = set_of(&counter, IN);
         let (other_set, other_counter) = (set.clone(), counter.clone());
         let changing = thread::spawn(move || other_set.modify(&other_counter, IN).unwrap());
         counter.try_write(1).unwrap();
@@ -198,10 +207,8 @@ fn an_add_that_polls_finds_a_ready_file_while_a_wake_is_in_progress() {
 fn an_edge_is_reported_once_however_scanners_race() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, EDGE).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let set = set_of(&counter, EDGE);
+        let writing = writes(&counter, 1);
         let scanner = set.clone();
         let scanning = thread::spawn(move || harvest(&scanner));
         let mut reports = harvest(&set);
@@ -244,8 +251,7 @@ fn probed() -> (File<Probe>, Epoll, [Arc<AtomicUsize>; 2]) {
         released: released.clone(),
         dropped: dropped.clone(),
     });
-    let set = Epoll::new().unwrap();
-    set.add(&file, IN).unwrap();
+    let set = set_of(&file, IN);
     (file, set, [released, dropped])
 }
 
@@ -443,8 +449,7 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
             writer.try_write(&[2]).unwrap();
             writer
         });
-        let set = Epoll::new().unwrap();
-        set.add(&reader, EDGE).unwrap();
+        let set = set_of(&reader, EDGE);
         let mut read = 0;
         let mut drain = || {
             loop {
@@ -470,8 +475,7 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
 fn scanning_alone_against_writing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, EDGE).unwrap();
+        let set = set_of(&counter, EDGE);
         // The item was queued by a wakeup, and is idle when it is scanned.
         counter.try_write(1).unwrap();
         counter.try_read().unwrap();

@@ -11,7 +11,7 @@ use upoll::{Epoll, EventFd, Events, Readiness, Rule, Watch, pipe};
 
 use super::rotation::workers;
 use super::tasks::exclusive_tasks;
-use super::{IN, Waiter, harvest, model, must_fail_without};
+use super::{IN, Waiter, harvest, model, must_fail_without, writes};
 
 /// A counter is written while another thread registers and unregisters in its queue.
 fn waking_against_holding_the_lock() {
@@ -161,8 +161,7 @@ fn waking_twice_in_turn_against_holding_the_lock(before: Before) {
             }
         }
         let told_before = waiting.each_ref().map(Waiter::times_told);
-        let other = source.clone();
-        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        let writing = writes(&source, 1);
         let watching = thread::spawn(move || {
             drop(Waiter::in_set(&rotating));
             rotating
@@ -258,8 +257,7 @@ pub(super) fn calling_against_waking() {
             is_running.store(false, Ordering::SeqCst);
         })
         .unwrap();
-        let other = counter.clone();
-        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         counter.try_write(2).unwrap();
         writing.join().unwrap();
         assert_eq!(read.load(Ordering::SeqCst), 3);
@@ -289,8 +287,7 @@ pub(super) fn dropping_a_watch_against_waking() {
             runs.store(false, Ordering::SeqCst);
         })
         .unwrap();
-        let other = counter.clone();
-        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         drop(watch);
         for _ in 0..2 {
             assert!(!is_running.load(Ordering::SeqCst));

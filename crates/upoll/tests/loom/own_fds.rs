@@ -12,7 +12,7 @@ use upoll::kernel_model::{Source, pass_time, program};
 use upoll::{Epoll, Errno, EventFd, Op, OwnSet};
 
 use super::sleeping::{FOREVER, wait};
-use super::{IN, harness, model};
+use super::{IN, harness, model, writes};
 
 /// Own fds begin here.
 const FIRST: RawFd = 24;
@@ -243,8 +243,7 @@ fn a_thread_asleep_is_woken_though_an_fd_is_taken_meanwhile() {
                 dup2(fd, taken).unwrap();
                 precious
             });
-            let writer = counter.clone();
-            let writing = thread::spawn(move || writer.try_write(1).unwrap());
+            let writing = writes(&counter, 1);
             assert_eq!(wait(&set, FOREVER), Ok(1));
             taking.join().unwrap();
             writing.join().unwrap();

@@ -11,7 +11,7 @@ use upoll::{
 };
 
 use super::sets::Flag;
-use super::{model, must_fail_without};
+use super::{model, must_fail_without, writes};
 
 fn poll_kept(context: &mut PollContext, counter: &EventFd) -> usize {
     let mut fds = [PollFd::new(counter, Events::IN)];
@@ -22,8 +22,7 @@ fn poll_kept(context: &mut PollContext, counter: &EventFd) -> usize {
 fn keeping_against_writing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
-        let writer = counter.clone();
-        let thread = thread::spawn(move || writer.try_write(1).unwrap());
+        let thread = writes(&counter, 1);
         let mut context = PollContext::new();
         poll_kept(&mut context, &counter);
         thread.join().unwrap();
@@ -51,8 +50,7 @@ fn marking_against_looking() {
         // The entry is marked, and idle when it is polled.
         counter.try_write(1).unwrap();
         counter.try_read().unwrap();
-        let writer = counter.clone();
-        let thread = thread::spawn(move || writer.try_write(1).unwrap());
+        let thread = writes(&counter, 1);
         poll_kept(&mut context, &counter);
         thread.join().unwrap();
         assert_eq!(poll_kept(&mut context, &counter), 1);
@@ -96,8 +94,7 @@ fn a_context_may_go_while_a_wake_comes() {
         let counter = EventFd::new(0).unwrap();
         let mut context = PollContext::new();
         assert_eq!(poll_kept(&mut context, &counter), 0);
-        let writer = counter.clone();
-        let thread = thread::spawn(move || writer.try_write(1).unwrap());
+        let thread = writes(&counter, 1);
         drop(context);
         thread.join().unwrap();
         assert!(counter.as_file_ref().is_ready(Events::IN));
@@ -345,8 +342,7 @@ fn a_wake_that_comes_while_a_context_with_a_kernel_fd_moves_is_found() {
             poll_both(&mut context, &first_counter, &first, Timeout::NOW);
             context
         });
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let mut context = using.join().unwrap();
         assert_eq!(
             poll_both(&mut context, &counter, &source, Timeout::NEVER),

@@ -8,7 +8,7 @@ use upoll::kernel_model::{Source, limit_nests, program};
 use upoll::{Epoll, Event, EventFd, Events, Op, ReadinessFd, Rule, Source as _};
 
 use super::sleeping::{LIMIT, time_passes_then_one_is_written, wait};
-use super::{EDGE, IN, harvest, model, must_fail_without};
+use super::{EDGE, IN, harvest, model, must_fail_without, writes};
 
 /// Returns a set with counters as members, and its readiness fd.
 fn set_with_counters<const N: usize>(interest: Event) -> (Epoll, [EventFd; N], ReadinessFd) {
@@ -117,8 +117,7 @@ fn later_events_after(harvesters: usize) {
     model(if harvesters == 1 { 3 } else { 1 }, move || {
         let (set, [counter], fd) = set_with_counters(EDGE);
         let watcher = watcher_of(&fd);
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let harvesting: Vec<_> = (1..harvesters)
             .map(|_| {
                 let set = set.clone();
@@ -203,8 +202,7 @@ fn an_event_that_comes_while_the_fd_is_made_shows() {
         let set = Epoll::new().unwrap();
         let counter = EventFd::new(0).unwrap();
         set.add(&counter, EDGE).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let fd = set.readiness_fd().unwrap();
         assert_eq!(program::poll(&mut [entry_of(&fd)]), Ok(1));
         writing.join().unwrap();

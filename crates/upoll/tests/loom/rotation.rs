@@ -6,7 +6,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Rule, Source, Watch, pipe};
 
-use super::{IN, Waiter, model, must_fail_without};
+use super::{IN, Waiter, model, must_fail_without, set_of, writes};
 
 /// Returns a rotating set over `source`, and the workers' sets that watch it.
 pub(super) fn workers<const N: usize>(source: &impl Source) -> (Epoll, [Epoll; N]) {
@@ -153,8 +153,7 @@ fn using_up_a_recheck_flag_against_writing() {
         // Nobody waits: the worker's recheck flag is set, and no other worker comes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&source, 1);
         let has_seen = harvest(&worker) == 1;
         let waiter = Waiter::in_set(&worker);
         writing.join().unwrap();
@@ -184,8 +183,7 @@ fn two_workers_come_while_events_come() {
         let come = |worker: &Epoll| (harvest(worker) == 1, Waiter::in_set(worker));
         let other = second.clone();
         let coming = thread::spawn(move || come(&other));
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&source, 1);
         let came = [come(&first), coming.join().unwrap()];
         writing.join().unwrap();
         let has_heard = |(has_seen, waiter): &(bool, Waiter)| *has_seen || waiter.has_heard();
@@ -211,10 +209,8 @@ fn a_worker_that_is_added_without_a_recheck_flag_learns_of_the_next_event() {
         let (rotating, [_busy]) = workers(&source);
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
-        let worker = Epoll::new().unwrap();
-        worker.add(&rotating, IN).unwrap();
+        let writing = writes(&source, 1);
+        let worker = set_of(&rotating, IN);
         let waiter = Waiter::in_set(&worker);
         writing.join().unwrap();
         assert!(waiter.has_heard());
@@ -231,8 +227,7 @@ fn a_worker_that_changes_its_interest_learns_of_the_next_event() {
         worker.modify(&rotating, Event::default()).unwrap();
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&source, 1);
         worker.modify(&rotating, IN).unwrap();
         let waiter = Waiter::in_set(&worker);
         writing.join().unwrap();
@@ -246,8 +241,7 @@ fn beginning_to_wait_against_setting_recheck_flags<const N: usize>(polls: bool) 
     model(3, move || {
         let source = semaphore();
         let (_rotating, sets) = workers::<N>(&source);
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&source, 1);
         let waiting = sets.each_ref().map(Waiter::in_set);
         writing.join().unwrap();
         if polls {

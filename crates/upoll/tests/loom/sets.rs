@@ -8,7 +8,7 @@ use loom::thread;
 use upoll::sequenced::AtomicBool;
 use upoll::{Epoll, Errno, Event, EventFd, Events, File, PollTable, Pollable, WaitQueue};
 
-use super::{EDGE, IN, Waiter, harvest, hears_of, model};
+use super::{EDGE, IN, Waiter, harvest, hears_of, model, set_of, writes};
 
 /// A MOD to an interest in input races with a write: the wakeup uses the new interest, or MOD finds
 /// the written value.
@@ -17,10 +17,8 @@ fn an_interest_that_changes_while_a_wake_comes_misses_nothing() {
     for interest in [IN, EDGE] {
         model(3, move || {
             let counter = EventFd::new(0).unwrap();
-            let set = Epoll::new().unwrap();
-            set.add(&counter, Event::new(Events::PRI, 0)).unwrap();
-            let writer = counter.clone();
-            let writing = thread::spawn(move || writer.try_write(1).unwrap());
+            let set = set_of(&counter, Event::new(Events::PRI, 0));
+            let writing = writes(&counter, 1);
             set.modify(&counter, interest).unwrap();
             writing.join().unwrap();
             assert_eq!(harvest(&set), 1);
@@ -34,12 +32,10 @@ fn a_oneshot_interest_that_is_armed_anew_while_a_wake_comes_misses_nothing() {
     model(3, || {
         let once = Event::new(Events::IN | Events::ONESHOT, 0);
         let counter = EventFd::new(1).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, once).unwrap();
+        let set = set_of(&counter, once);
         assert_eq!(harvest(&set), 1);
         counter.try_read().unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         set.modify(&counter, once).unwrap();
         writing.join().unwrap();
         assert_eq!(harvest(&set), 1);
@@ -67,8 +63,7 @@ fn a_set_that_is_added_while_a_wake_comes_is_found_ready() {
         let counter = EventFd::new(0).unwrap();
         let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
         inner.add(&counter, IN).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         outer.add(&inner, IN).unwrap();
         writing.join().unwrap();
         assert_eq!(harvest(&outer), 1);
@@ -83,8 +78,7 @@ fn a_waiter_at_an_outer_set_learns_of_a_member_below() {
         let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
         inner.add(&counter, IN).unwrap();
         outer.add(&inner, IN).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let waiter = Waiter::in_set(&outer);
         writing.join().unwrap();
         assert!(waiter.has_heard());
@@ -104,8 +98,7 @@ fn an_exclusive_wake_is_with_the_set_that_stays() {
             set.add(&counter, exclusive).unwrap();
         }
         let [leaving, staying] = sets;
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let waiter = Waiter::in_set(&staying);
         leaving.delete(&counter).unwrap();
         writing.join().unwrap();
@@ -166,8 +159,7 @@ fn a_waiter_at_an_embedders_object_misses_no_wake() {
 fn a_waiter_at_a_set_misses_no_arrival() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, IN).unwrap();
+        let set = set_of(&counter, IN);
         let writer = counter.clone();
         hears_of(set.as_file_ref(), Events::IN, move || {
             writer.try_write(1).unwrap();
@@ -244,8 +236,7 @@ fn memory_goes_after_the_last_look() {
             uses: [(); 2].map(|()| UnsafeCell::new(1)),
             released: released.clone(),
         });
-        let set = Epoll::new().unwrap();
-        set.add(&file, IN).unwrap();
+        let set = set_of(&file, IN);
         let closing = thread::spawn(move || drop(set));
         // SAFETY: as above.
         file.uses[0].with_mut(|uses| unsafe { *uses = 1 });

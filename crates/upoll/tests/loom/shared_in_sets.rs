@@ -4,7 +4,7 @@ use loom::thread;
 use upoll::{Epoll, EventFd, EventFdFlags, Events, PollFd, Rule, poll};
 
 use super::sleeping::{FOREVER, wait};
-use super::{EDGE, IN, harvest, model, must_fail_without};
+use super::{EDGE, IN, harvest, model, must_fail_without, set_of};
 
 fn shared() -> EventFd {
     EventFd::shared(0, EventFdFlags::empty()).unwrap()
@@ -20,8 +20,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_learns_of_a_shared_counter() {
     for interest in [IN, EDGE] {
         model(2, move || {
             let counter = shared();
-            let set = Epoll::new().unwrap();
-            set.add(&counter, interest).unwrap();
+            let set = set_of(&counter, interest);
             let writing = written_by_a_thread(&counter);
             assert_eq!(wait(&set, FOREVER), Ok(1));
             writing.join().unwrap();
@@ -31,10 +30,8 @@ fn a_thread_that_goes_to_sleep_in_a_set_learns_of_a_shared_counter() {
 
 /// Returns a set that watches the counter and that nobody harvests, and a set above it.
 fn set_above(counter: &EventFd) -> (Epoll, Epoll) {
-    let below = Epoll::new().unwrap();
-    below.add(counter, IN).unwrap();
-    let above = Epoll::new().unwrap();
-    above.add(&below, EDGE).unwrap();
+    let below = set_of(counter, IN);
+    let above = set_of(&below, EDGE);
     (above, below)
 }
 

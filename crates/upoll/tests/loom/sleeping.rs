@@ -12,7 +12,7 @@ use upoll::{
 };
 
 use super::sets::Flag;
-use super::{EDGE, IN, harvest, model};
+use super::{EDGE, IN, harvest, model, set_of, writes};
 
 pub(super) const LIMIT: Option<Duration> = Some(Duration::from_secs(1));
 pub(super) const FOREVER: Option<Duration> = None;
@@ -42,8 +42,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_misses_no_arrival() {
     for interest in [IN, EDGE] {
         model(3, move || {
             let counter = EventFd::new(0).unwrap();
-            let set = Epoll::new().unwrap();
-            set.add(&counter, interest).unwrap();
+            let set = set_of(&counter, interest);
             let writing = thread::spawn(move || {
                 counter.try_write(1).unwrap();
                 counter
@@ -72,8 +71,7 @@ pub(super) fn the_one_that_stays_is_woken(set: &Epoll, stays: Epoll, counter: &E
 fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, EDGE).unwrap();
+        let set = set_of(&counter, EDGE);
         the_one_that_stays_is_woken(&set, set.clone(), &counter);
     });
 }
@@ -83,12 +81,10 @@ fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
 fn a_wake_is_not_lost_with_a_sleep_that_a_signal_ends() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&counter, EDGE).unwrap();
+        let set = set_of(&counter, EDGE);
         let first = set.clone();
         let sleeping = thread::spawn(move || wait(&first, LIMIT));
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         interrupt();
         writing.join().unwrap();
         match sleeping.join().unwrap() {

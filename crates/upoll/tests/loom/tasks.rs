@@ -11,7 +11,7 @@ use loom::thread;
 use upoll::{EventFd, EventFdFlags, Events, Readiness, Rule, Source};
 
 use super::harness::holds_without;
-use super::{Waiter, model, must_fail_without};
+use super::{Waiter, model, must_fail_without, writes};
 
 pub(super) struct Note(AtomicBool);
 
@@ -70,8 +70,7 @@ pub(super) fn ending_a_future_against_waking() {
         for place in &mut places {
             assert!(place.poll(Waker::noop()).is_pending());
         }
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         places.iter_mut().for_each(Place::end);
         writing.join().unwrap();
         assert!(note.is_set());
@@ -91,8 +90,7 @@ pub(super) fn giving_another_waker_against_waking() {
         let notes = [(); 2].map(|()| Note::new());
         let wakers = notes.each_ref().map(|note| Waker::from(note.clone()));
         assert!(polled(readiness.as_mut(), &wakers[0]).is_pending());
-        let written = counter.clone();
-        let writing = thread::spawn(move || written.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let other = thread::spawn(|| drop(Waiter::in_set(&upoll::Epoll::new().unwrap())));
         let found = polled(readiness.as_mut(), &wakers[1]);
         writing.join().unwrap();
@@ -135,8 +133,7 @@ fn a_task_that_waits_again_misses_no_wake() {
 fn beginning_to_wait_against_waking() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let note = Note::new();
         let ready = pin!(Readiness::new(&counter, Events::IN).unwrap());
         let found = polled(ready, &Waker::from(note.clone()));
@@ -170,8 +167,7 @@ fn leaving_against_being_chosen() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let [(first, _), (_second, note)] = exclusive_tasks(&counter);
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         drop(first);
         writing.join().unwrap();
         assert!(note.is_set());
@@ -218,8 +214,7 @@ fn choosing_again() {
         let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let [(mut first, _), (_second, note)] = exclusive_tasks(&counter);
         counter.try_write(1).unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         assert!(polled(first.as_mut(), &Waker::from(Note::new())).is_ready());
         counter.try_read().unwrap();
         writing.join().unwrap();
@@ -240,8 +235,7 @@ fn giving_up_a_claim() {
         let [(mut first, _), (_second, note)] = exclusive_tasks(&counter);
         counter.try_write(1).unwrap();
         counter.try_read().unwrap();
-        let writer = counter.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let writing = writes(&counter, 1);
         let found = polled(first.as_mut(), &Waker::from(Note::new()));
         drop(first);
         writing.join().unwrap();

@@ -9,19 +9,13 @@ use upoll::kernel_model::{Source as KernelFd, pass_time, set_on};
 use upoll::{Clock, Epoll, EventFd, Events, Op, PollFd, Rule, Timer, Timers, poll, poll_now};
 
 use super::sleeping::{FOREVER, LIMIT, wait};
-use super::{EDGE, IN, Waiter, harvest, model, must_fail_without};
+use super::{EDGE, IN, Waiter, harvest, model, must_fail_without, set_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ZERO: Duration = Duration::ZERO;
 
 fn timer() -> Timer {
     Timers::on(Clock::Monotonic).unwrap().timer().unwrap()
-}
-
-fn set_of(timer: &Timer) -> Epoll {
-    let set = Epoll::new().unwrap();
-    set.add(timer, IN).unwrap();
-    set
 }
 
 /// Limits of sleeps end from now on.
@@ -64,7 +58,7 @@ fn a_timer_that_is_armed_or_read_while_its_time_passes_fires() {
 fn arming_against_going_to_sleep() {
     model(3, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let arming = arms(&timer);
         assert_eq!(wait(&set, FOREVER), Ok(1));
         arming.join().unwrap();
@@ -86,7 +80,7 @@ fn it_misses_one_that_does_not_tell_of_a_sooner_time() {
 fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_timer() {
     model(2, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let source = KernelFd::new();
         set.ctl(Op::Add, source.target(), IN).unwrap();
         let arming = arms(&timer);
@@ -106,7 +100,7 @@ fn arm_unheard(timer: &Timer) {
 fn a_thread_that_goes_to_sleep_while_its_set_leaves_the_list_misses_no_timer() {
     model(3, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let armed = timer.clone();
         let arming = thread::spawn(move || {
             arm_unheard(&armed);
@@ -123,7 +117,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_that_has_left_the_list_misses_no_timer()
     for is_above in [false, true] {
         model(3, move || {
             let timer = timer();
-            let set = set_of(&timer);
+            let set = set_of(&timer, IN);
             let outer = Epoll::new().unwrap();
             if is_above {
                 outer.add(&set, IN).unwrap();
@@ -141,7 +135,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_that_has_left_the_list_misses_no_timer()
 fn a_thread_that_goes_to_sleep_in_the_kernel_for_a_set_that_has_left_the_list_misses_no_timer() {
     model(2, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let source = KernelFd::new();
         set.ctl(Op::Add, source.target(), IN).unwrap();
         arm_unheard(&timer);
@@ -156,7 +150,7 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_for_a_set_that_has_left_the_list_mi
 fn a_set_that_closes_while_a_timer_is_armed_is_called_no_more() {
     model(3, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let arming = thread::spawn(move || timer.arm(SECOND, ZERO));
         drop(set);
         arming.join().unwrap();
@@ -168,7 +162,7 @@ fn a_set_that_closes_while_a_timer_is_armed_is_called_no_more() {
 fn a_thread_that_leaves_a_set_does_not_take_the_set_off_the_list() {
     model(2, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let second = set.clone();
         let staying = thread::spawn(move || wait(&second, FOREVER));
         let arming = arms(&timer);
@@ -183,7 +177,7 @@ fn a_thread_that_leaves_a_set_does_not_take_the_set_off_the_list() {
 fn a_thread_that_sleeps_in_the_kernel_keeps_the_time_whoever_takes_its_wake() {
     model(2, || {
         let timer = timer();
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let source = KernelFd::new();
         set.ctl(Op::Add, source.target(), IN).unwrap();
         let arming = arms(&timer);
@@ -212,7 +206,7 @@ fn a_thread_that_keeps_an_earlier_time_learns_of_the_next_one() {
     model(2, || {
         let timers = Timers::on(Clock::Monotonic).unwrap();
         let [member, other] = [(); 2].map(|()| timers.timer().unwrap());
-        let set = set_of(&member);
+        let set = set_of(&member, IN);
         other.arm(SECOND, ZERO);
         let armed = member.clone();
         let arming = thread::spawn(move || {
@@ -231,7 +225,7 @@ fn a_thread_that_leaves_a_set_with_an_event_hands_the_time_on() {
     model(1, || {
         let timer = timer();
         timer.arm(SECOND, ZERO);
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let counter = EventFd::new(0).unwrap();
         set.add(&counter, EDGE).unwrap();
         let second = set.clone();
@@ -252,7 +246,7 @@ fn leaving_against_going_to_sleep() {
     model(2, || {
         let timer = timer();
         timer.arm(2 * SECOND, ZERO);
-        let set = set_of(&timer);
+        let set = set_of(&timer, IN);
         let second = set.clone();
         let staying = thread::spawn(move || wait(&second, FOREVER));
         pass_time();
@@ -307,8 +301,7 @@ fn an_expiration_that_two_threads_fire_counts_once() {
     model(3, || {
         let timers = Timers::new().unwrap();
         let timer = timers.timer().unwrap();
-        let set = Epoll::new().unwrap();
-        set.add(&timer, EDGE).unwrap();
+        let set = set_of(&timer, EDGE);
         let waiter = Waiter::at(timer.as_file_ref(), Events::IN);
         timer.arm(SECOND, ZERO);
         let second = timers.clone();
