@@ -73,7 +73,8 @@ pub trait Pollable: Any + Send + Sync {
     /// In that order: a caller that registers first and checks second misses nothing. It may be called at
     /// any time, from any thread, with a set's lock held: it must not block, and must not call
     /// back into a set that watches the object. Queues are registered the same at each call. If it
-    /// panics, edge-triggered and oneshot reports of the call on the set are lost, also those of other members.
+    /// panics, the member is polled again by the next call on the set. Edge-triggered and oneshot reports that the call has
+    /// of other members are lost.
     ///
     /// An object may return the state of another one, and pass `table` on to it. If that is a set, `ADD`
     /// does not see it, and neither finds loops through it nor counts it as a level. A set that is

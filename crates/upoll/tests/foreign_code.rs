@@ -3,6 +3,9 @@
 //! locked set or a lost event behind. Worth running under Miri with tree borrows.
 #![cfg(not(upoll_loom))]
 
+#[cfg(feature = "std")]
+mod threads;
+
 use std::cell::Cell;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
@@ -211,6 +214,111 @@ fn a_poll_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     assert!(panics(|| drop(worker)));
     counter.try_write(1).unwrap();
     drop(counter);
+}
+
+/// Returns a set with `others`, and with a member whose `poll` has panicked in a harvest.
+#[cfg(feature = "std")]
+fn breaks_in_a_harvest(interest: Events, others: &[EventFd]) -> (Epoll, File<Fragile>) {
+    let (set, source) = (Epoll::new().unwrap(), File::new(Fragile::default()));
+    for other in others {
+        set.add(other, Event::new(Events::IN, 1)).unwrap();
+    }
+    set.add(&source, Event::new(interest, 2)).unwrap();
+    source.breaks.store(true, Ordering::Relaxed);
+    assert!(panics(|| _ = harvest(&set)));
+    source.breaks.store(false, Ordering::Relaxed);
+    (set, source)
+}
+
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
+fn a_poll_that_panics_in_a_wait_keeps_its_own_report() {
+    let interests = [Events::ET, Events::ONESHOT, Events::ET | Events::ONESHOT];
+    for interest in interests {
+        for others in [vec![], vec![EventFd::new(1).unwrap()]] {
+            let (set, _source) = breaks_in_a_harvest(Events::IN | interest, &others);
+            assert_eq!(harvest(&set), others.len() + 1, "{interest:?}");
+            assert_eq!(harvest(&set), others.len(), "{interest:?}");
+        }
+    }
+}
+
+/// Panics at its second poll, and is idle at the first.
+#[cfg(feature = "std")]
+#[derive(Default)]
+struct FragileLater {
+    queue: WaitQueue,
+    polls: AtomicUsize,
+}
+
+#[cfg(feature = "std")]
+impl Pollable for FragileLater {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        match self.polls.fetch_add(1, Ordering::Relaxed) {
+            1 => Events::empty(),
+            2 => panic!("poll breaks"),
+            _ => Events::IN,
+        }
+    }
+}
+
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
+fn a_second_poll_that_panics_in_a_wait_leaves_the_member_queued() {
+    let (set, source) = (Epoll::new().unwrap(), File::new(FragileLater::default()));
+    set.add(&source, IN).unwrap();
+    assert!(panics(|| _ = harvest(&set)));
+    assert_eq!((harvest(&set), harvest(&set)), (1, 1));
+}
+
+/// The first poll that would find it ready panics.
+#[cfg(feature = "std")]
+#[derive(Default)]
+struct FragileOnce {
+    queue: WaitQueue,
+    is_ready: AtomicBool,
+    broken: AtomicBool,
+}
+
+#[cfg(feature = "std")]
+impl Pollable for FragileOnce {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        if !self.is_ready.load(Ordering::SeqCst) {
+            return Events::empty();
+        }
+        let is_first = !self.broken.swap(true, Ordering::SeqCst);
+        assert!(!is_first, "poll breaks");
+        Events::IN
+    }
+}
+
+/// Without `std` a panic cannot be caught, and no thread sleeps.
+#[cfg(feature = "std")]
+#[test]
+fn a_poll_that_panics_in_a_wait_leaves_its_report_to_another_thread_that_sleeps() {
+    for interest in [Events::ET, Events::ONESHOT] {
+        let (set, source) = (Epoll::new().unwrap(), File::new(FragileOnce::default()));
+        set.add(&source, Event::new(Events::IN | interest, 0))
+            .unwrap();
+        let waits = || {
+            let set = set.clone();
+            threads::asleep(move || {
+                let limit = std::time::Duration::from_secs(60);
+                let wait = || set.wait(&mut [Event::default()], limit);
+                catch_unwind(AssertUnwindSafe(wait)).ok()
+            })
+        };
+        let waiting = [waits(), waits()];
+        source.is_ready.store(true, Ordering::SeqCst);
+        source.queue.wake(Events::IN);
+        let mut outcomes = waiting.map(|(thread, _)| thread.join().unwrap());
+        outcomes.sort_unstable();
+        assert_eq!(outcomes, [None, Some(Ok(1))], "{interest:?}");
+    }
 }
 
 /// An object whose `poll`, once armed, adds two counters to a set.

@@ -26,7 +26,7 @@ use super::interest::{ExtraEntry, Interests, Item, state};
 use crate::events::Events;
 use crate::file::PollTable;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
-use crate::wait::{Mode, Reply, WaitEntry, Wake};
+use crate::wait::{Deferred, Mode, Reply, WaitEntry, Wake};
 
 /// Bit 0 of `pending`: the ready list is non-empty, or a scan is under way.
 const TAG: usize = 1;
@@ -367,6 +367,20 @@ impl Set {
         ready & item.interest()
     }
 
+    /// Polls the file of an item that a scan has just taken off its list. If that panics, the item is queued again: nobody
+    /// knows whether it is ready.
+    ///
+    /// # Safety
+    /// As [`poll_item`](Self::poll_item), while a scan is under way.
+    #[inline(always)]
+    pub(super) unsafe fn poll_unqueued(item: NonNull<Item>) -> Events {
+        let unknown = Unknown(item);
+        // SAFETY: the caller's contract.
+        let events = unsafe { Self::poll_item(item.as_ref()) };
+        mem::forget(unknown);
+        events
+    }
+
     /// Looks at an item on the ready list, and takes it off if it is idle.
     ///
     /// # Safety
@@ -397,7 +411,7 @@ impl Set {
             if broken(Rule::RepollAfterUnqueue) {
                 return Events::empty();
             }
-            let events = Self::poll_item(node);
+            let events = Self::poll_unqueued(item);
             if events.is_empty() {
                 return events;
             }
@@ -413,6 +427,27 @@ impl Set {
             }
             ready.insert_before(ready.head, item);
             events
+        }
+    }
+}
+
+/// An item that is in no list while its file is polled. Dropped only when the file's `poll` panics.
+struct Unknown(NonNull<Item>);
+
+impl Drop for Unknown {
+    #[cold]
+    fn drop(&mut self) {
+        // SAFETY: `Set::poll_unqueued` has made this for a registered item, whose set's lock is held. Such an item keeps its
+        // set alive.
+        unsafe {
+            let set = (*self.0.as_ref().set).object();
+            set.queue(self.0);
+            // The wake that queued the item before may have woken this thread alone.
+            set.wake_one(&mut Wake {
+                key: Events::IN,
+                mode: Mode::Notify,
+                deferred: &mut Deferred::new(),
+            });
         }
     }
 }

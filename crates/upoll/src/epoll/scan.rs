@@ -184,7 +184,7 @@ impl<'a> Scan<'a> {
             if consumes {
                 self.inner.ready.unlink(item);
                 Set::unqueue(item.as_ref());
-                Set::poll_item(item.as_ref())
+                Set::poll_unqueued(item)
             } else {
                 Set::poll_or_unqueue(&mut self.inner.ready, item)
             }
@@ -362,7 +362,7 @@ impl Set {
             let node = item.as_ref();
             let _ended = LoneScan(self);
             Set::unqueue(node);
-            let events = Set::poll_item(node);
+            let events = Set::poll_unqueued(item);
             let interest = node.interest();
             if !events.is_empty() && interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
