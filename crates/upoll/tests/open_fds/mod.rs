@@ -14,9 +14,8 @@ pub fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Returns the fds that are open now. A test that compares them with those of another time does so in a child process: the
-/// attendant of this one may still close a copy that an earlier test registered, and the report of an expected panic
-/// opens files.
+/// Returns the fds that are open now. A test that compares them with those of another time does so in a child process. The
+/// attendant of this one may still close what an earlier test registered, and the report of an expected panic opens files.
 pub fn open_in(range: Range<RawFd>) -> impl Iterator<Item = RawFd> {
     range.filter(|&fd| is_open(fd))
 }
