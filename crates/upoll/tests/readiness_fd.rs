@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use kernel::Twin;
 use open_fds::{is_open, opened_by};
+use threads::in_child;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, ReadinessFd};
 
 const IN: Events = Events::IN;
@@ -347,6 +348,11 @@ fn nested_sets_show_as_in_a_kernel_set() {
 
 #[test]
 fn a_set_that_is_nested_as_deep_as_the_kernel_lets_it_refuses_one_more_and_works_on() {
+    in_child(refuse_a_sixth_in_a_row);
+}
+
+/// The child of a fork has the sets above until it ends. So no other test of this process may fork meanwhile.
+fn refuse_a_sixth_in_a_row() {
     let set = Epoll::new().unwrap();
     let ready = set.readiness_fd().unwrap();
     // Three kernel sets above the readiness fd, which has the set's own: five in a row, as the kernel has it at most.
@@ -401,6 +407,11 @@ fn a_set_that_is_nested_as_deep_as_the_kernel_lets_it_refuses_one_more_and_works
 
 #[test]
 fn a_set_with_as_many_sets_above_as_the_kernel_lets_refuses_one_below_and_works_on() {
+    in_child(refuse_one_path_too_many);
+}
+
+/// The child of a fork has the sets above until it ends. So no other test of this process may fork meanwhile.
+fn refuse_one_path_too_many() {
     // One path more than the kernel allows from a file up through three sets.
     const ABOVE: usize = 101;
     let (read, mut write) = std::io::pipe().unwrap();
@@ -613,7 +624,7 @@ fn the_fd_is_one_for_the_set_and_closes_with_it() {
 #[test]
 fn a_set_has_no_fd_until_it_is_asked_for_one() {
     // In a process of its own, as other tests open fds.
-    threads::in_child(|| {
+    in_child(|| {
         let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
         let counter = EventFd::new(0).unwrap();
         let opened = opened_by(|| {
@@ -669,7 +680,7 @@ fn a_child_has_an_fd_of_its_own() {
     let fd = set.readiness_fd().unwrap();
     counter.try_write(1).unwrap();
     let raw = fd.as_raw_fd();
-    threads::in_child(|| {
+    in_child(|| {
         assert!(!is_open(raw), "a child closes its copy");
         let own = fd.as_raw_fd();
         assert!(is_readable(own));

@@ -60,7 +60,7 @@ use crate::memory::SharedBox;
 use crate::memory::boxed;
 use crate::memory::text_of;
 #[cfg(all(feature = "std", not(upoll_loom)))]
-use crate::sync::stay_away;
+use crate::sync::lock_held;
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, fence,
 };
@@ -143,15 +143,16 @@ impl Set {
             return inner;
         }
         self.tally.count(Tally::contended);
+        // Threads that take turns come one by one: none stays away, for the others would serve its events.
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if let Some(inner) = stay_away(|| self.inner.try_lock()) {
-            return inner;
+        if !self.takes_turns() {
+            return lock_held(&self.inner);
         }
         self.inner.lock()
     }
 
-    /// As [`lock`](Self::lock), for a thread that may hold the lock of a set above: it does not leave this one to others, while
-    /// they wait for the other one.
+    /// As [`lock`](Self::lock), for a thread that may hold the lock of a set above, or that for ADDs of sets to sets. Others
+    /// wait for that one meanwhile, so the thread does not stay away from this one.
     #[inline]
     pub(crate) fn lock_from_above(&self) -> MutexGuard<'_, Interests> {
         #[cfg(not(upoll_loom))]

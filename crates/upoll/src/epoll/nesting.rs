@@ -97,7 +97,7 @@ impl Below {
             return Ok(depth);
         }
         let mut deepest = 0;
-        let inner = set.lock();
+        let inner = set.lock_from_above();
         if inner.nested > 0 {
             for item in inner.iter() {
                 step(Step::Walk);
@@ -154,7 +154,7 @@ pub(super) fn mark_above_rotating(set: &Description<Set>) -> Result<(), Errno> {
     }
     for above in sets_above(set.watchers())? {
         mark_above_rotating(&above)?;
-        let mut inner = above.object().lock();
+        let mut inner = above.object().lock_from_above();
         let inner = &mut *inner;
         let mut watching = Vec::new();
         for item in inner.iter() {
@@ -239,7 +239,7 @@ fn check_paths_below(
     if level > MAX_NESTS {
         return Ok(());
     }
-    let inner = set.lock();
+    let inner = set.lock_from_above();
     for item in inner.iter() {
         step(Step::Walk);
         // SAFETY: registered, and its set's lock is held.

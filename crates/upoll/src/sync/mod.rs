@@ -38,7 +38,7 @@ pub(crate) use self::lock::{
     Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare, this_thread,
 };
 #[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::stretches::stay_away;
+pub(crate) use self::stretches::lock_held;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 #[cfg(all(feature = "std", not(upoll_loom)))]

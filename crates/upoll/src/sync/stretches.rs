@@ -1,50 +1,94 @@
 //! Threads that share a lock work in stretches.
+//!
+//! Threads that take turns at a lock wait for each other's cache lines in each turn, which takes longer than their
+//! work. So a thread that spends much of its time waiting for held locks stays away for a while, in which the others
+//! work without it. The more threads share a lock, the longer each has to stay away, so that each works alone for a
+//! stretch of time in between.
 
 use core::cell::Cell;
 use core::hint;
 use std::time::{Duration, Instant};
 
-/// How long a thread stays away from the lock before each try.
-const AWAY: [Duration; 3] = [
-    Duration::from_micros(20),
-    Duration::from_micros(10),
-    Duration::from_micros(5),
-];
+use super::{Mutex, MutexGuard};
 
-/// How long ago a thread must have found a lock held to stay away from the next one.
-const RECENTLY: Duration = Duration::from_micros(50);
+/// A thread stays away if it has waited for [`WAITED`](TOO_LONG) within this time. Threads that do much between two
+/// calls wait less, and stay.
+const WINDOW: Duration = Duration::from_micros(20);
 
-std::thread_local! {
-    /// When this thread last found a lock held.
-    static LAST_CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
+/// See [`WINDOW`].
+const TOO_LONG: Duration = Duration::from_micros(2);
+
+/// The shortest and the longest time to stay away before the first try.
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
+
+/// How long a stretch should be. A thread whose last one was shorter stays away for twice as long as before, and one
+/// whose last one was four times as long for half.
+const STRETCH: Duration = Duration::from_micros(100);
+
+/// Tries for the lock before a thread waits for it like any other. It stays away for half as long before each next one.
+const TRIES: u32 = 3;
+
+/// What a thread has seen of held locks.
+#[derive(Clone, Copy)]
+struct Contention {
+    /// When it found a lock held, for the first time in a [`WINDOW`].
+    found_held: Instant,
+    /// How long it has waited for held locks since then.
+    waited: Duration,
+    /// When it came back, if it has stayed away.
+    back: Option<Instant>,
+    /// How long it has stayed away.
+    away: Duration,
 }
 
-/// Tries for a lock that was found held, if this thread has found one held recently. Threads that take turns at a
-/// lock wait for each other's cache lines in each turn, which takes longer than their work. So this one stays away for
-/// some microseconds before each try, in which the others work without it.
+std::thread_local! {
+    static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
+}
+
+/// Takes a lock that was found held.
 #[cold]
-pub(crate) fn stay_away<G>(mut try_lock: impl FnMut() -> Option<G>) -> Option<G> {
-    let found_held = Instant::now();
+pub(crate) fn lock_held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    let mut now = Instant::now();
     #[cfg(upoll_count_locks)]
-    super::counted::tries_since(found_held);
-    let last = LAST_CONTENDED.get();
-    let is_recent = last.is_some_and(|last| found_held.duration_since(last) < RECENTLY);
-    let locked = is_recent.then(|| {
-        AWAY.iter().find_map(|&away| {
-            let gone = Instant::now();
-            while gone.elapsed() < away {
-                for _ in 0..16 {
-                    hint::spin_loop();
-                }
-            }
-            try_lock()
-        })
+    super::counted::tries_since(now);
+    let mut seen = CONTENTION.get().unwrap_or(Contention {
+        found_held: now,
+        waited: Duration::ZERO,
+        back: None,
+        away: Duration::ZERO,
     });
-    let now = if is_recent {
-        Instant::now()
-    } else {
-        found_held
-    };
-    LAST_CONTENDED.set(Some(now));
-    locked.flatten()
+    if now.duration_since(seen.found_held) > WINDOW {
+        seen.found_held = now;
+        seen.waited = Duration::ZERO;
+    }
+    let mut tried = None;
+    if seen.waited > TOO_LONG {
+        let stretch = seen.back.map(|back| now.duration_since(back));
+        seen.away = match stretch {
+            Some(stretch) if stretch >= 4 * STRETCH => seen.away / 2,
+            Some(stretch) if stretch >= STRETCH => seen.away,
+            _ => 2 * seen.away,
+        };
+        seen.away = seen.away.clamp(SHORTEST, LONGEST);
+        tried = (0..TRIES).find_map(|shorter| {
+            stay_away(seen.away / (1 << shorter));
+            mutex.try_lock()
+        });
+        now = Instant::now();
+        (seen.found_held, seen.waited, seen.back) = (now, Duration::ZERO, Some(now));
+    }
+    let locked = tried.unwrap_or_else(|| mutex.lock());
+    seen.waited += now.elapsed();
+    CONTENTION.set(Some(seen));
+    locked
+}
+
+fn stay_away(time: Duration) {
+    let gone = Instant::now();
+    while gone.elapsed() < time {
+        for _ in 0..16 {
+            hint::spin_loop();
+        }
+    }
 }
