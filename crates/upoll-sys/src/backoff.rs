@@ -40,9 +40,7 @@ impl Backoff {
         if waits < Self::SPINS {
             hint::spin_loop();
         } else if waits < Self::SPINS + Self::YIELDS {
-            // Not by the C library's name, which the program may have taken over.
-            // SAFETY: the call has no arguments and changes no memory.
-            let _ = unsafe { syscall!(SYS_sched_yield) };
+            yield_now();
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
             sleep(FIRST_NAP << doubled);
@@ -64,6 +62,13 @@ pub fn wait_until(mut is_so: impl FnMut() -> bool) {
     while !is_so() && begun.elapsed() < LONGEST {
         backoff.wait();
     }
+}
+
+/// Lets other threads run on this processor: `sched_yield(2)`, not by the C library's name, which the program may have
+/// taken over.
+pub fn yield_now() {
+    // SAFETY: the call has no arguments and changes no memory.
+    let _ = unsafe { syscall!(SYS_sched_yield) };
 }
 
 /// Sleeps for a millisecond.

@@ -9,13 +9,13 @@ use core::cell::Cell;
 use core::hint;
 use std::time::{Duration, Instant};
 
+use upoll_sys::backoff::yield_now;
+
 use super::{Mutex, MutexGuard};
 
-/// A thread stays away if it has waited for [`WAITED`](TOO_LONG) within this time. Threads that do much between two
-/// calls wait less, and stay.
+/// A thread stays away if it has waited for more than [`TOO_LONG`] within this time. Threads that do much between two
+/// calls wait less, and do not stay away.
 const WINDOW: Duration = Duration::from_micros(20);
-
-/// See [`WINDOW`].
 const TOO_LONG: Duration = Duration::from_micros(2);
 
 /// The shortest and the longest time to stay away before the first try.
@@ -23,7 +23,7 @@ const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
 /// How long a stretch should be. A thread whose last one was shorter stays away for twice as long as before, and one
-/// whose last one was four times as long for half.
+/// whose last one was four times as long for half. After a hundred times as long it begins anew.
 const STRETCH: Duration = Duration::from_micros(100);
 
 /// Tries for the lock before a thread waits for it like any other. It stays away for half as long before each next one.
@@ -66,6 +66,7 @@ pub(crate) fn lock_held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     if seen.waited > TOO_LONG {
         let stretch = seen.back.map(|back| now.duration_since(back));
         seen.away = match stretch {
+            Some(stretch) if stretch >= 100 * STRETCH => SHORTEST,
             Some(stretch) if stretch >= 4 * STRETCH => seen.away / 2,
             Some(stretch) if stretch >= STRETCH => seen.away,
             _ => 2 * seen.away,
@@ -84,11 +85,17 @@ pub(crate) fn lock_held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     locked
 }
 
+/// Spins for `time`. In long times other threads may have the processor.
 fn stay_away(time: Duration) {
     let gone = Instant::now();
-    while gone.elapsed() < time {
+    loop {
         for _ in 0..16 {
             hint::spin_loop();
+        }
+        match gone.elapsed() {
+            elapsed if elapsed >= time => break,
+            elapsed if elapsed > STRETCH => yield_now(),
+            _ => {}
         }
     }
 }

@@ -150,9 +150,7 @@ impl Deferred {
         if self.yields {
             // Tasks before: they are not to wait for this thread's next turn.
             self.scope.run();
-            // Not by the C library's name, which the program may have taken over.
-            // SAFETY: the call has no arguments and changes no memory.
-            let _ = unsafe { upoll_sys::syscall!(SYS_sched_yield) };
+            upoll_sys::backoff::yield_now();
         }
     }
 
