@@ -78,6 +78,22 @@ int main(void)
 	CHECK(select(idle + 1, &in, NULL, NULL, &time) == 0 && word(&in, 0) == 0);
 	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
 
+	/* The time that the call has taken is taken off the limit, also if an fd is ready at once, or the call fails. */
+	only(&in, idle, ready);
+	time.tv_sec = 1000;
+	time.tv_usec = 1500000;
+	CHECK(select(ready + 1, &in, NULL, NULL, &time) == 1);
+	CHECK(time.tv_sec <= 1001 && time.tv_usec < 1000000);
+	CHECK(time.tv_sec < 1001 || time.tv_usec < 500000);
+	only(&in, ready, -1);
+	time.tv_sec = 0;
+	time.tv_usec = 1;
+	CHECK(select(ready + 1, &in, NULL, NULL, &time) == 1);
+	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
+	time.tv_sec = 1000;
+	FAILS(select(-1, &in, NULL, NULL, &time), EINVAL);
+	CHECK(time.tv_sec < 1000);
+
 	/* A closed fd fails the call, and no set is written. */
 	only(&in, ready, high + 1);
 	time = now();

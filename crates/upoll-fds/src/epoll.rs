@@ -511,9 +511,9 @@ unsafe fn wait_and_sleep(
         loop {
             let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
-                Some(found) => found?,
+                Some(found) => Some(found?),
                 None => match wait_actively(epfd, room, asked, mask)? {
-                    Waited::Found(found) => found,
+                    Waited::Found(found) => Some(found),
                     Waited::InTheKernels => return wait_in_the_kernels(epfd, room, asked, mask),
                     Waited::Not(errno) => {
                         turns += 1;
@@ -521,33 +521,35 @@ unsafe fn wait_and_sleep(
                             return Err(errno);
                         }
                         nap();
-                        continue;
+                        None
                     }
                 },
             };
-            if found == 0 {
-                return Ok(0);
+            if let Some(found) = found {
+                let kept = wakeable.sift(room.0, found);
+                if found == 0 || kept > 0 {
+                    return Ok(kept);
+                }
+                looks += 1;
             }
-            let kept = wakeable.sift(room.0, found);
-            if kept > 0 {
-                return Ok(kept);
-            }
-            // It was woken to wait anew.
+            // It was woken to wait anew, or could not begin.
             let mut limit = whole.limit()?;
-            looks += 1;
-            let had_room = usize::try_from(room.1).is_ok_and(|room| found < room);
+            let had_room = found.zip(usize::try_from(room.1).ok());
+            let had_room = had_room.is_some_and(|(found, room)| found < room);
             if limit.limit() == Some(Duration::ZERO) && (had_room || looks == LOOKS) {
                 return Ok(0);
             }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
                 let end = begun.saturating_add(whole);
                 let now = coarse_now(clock);
-                if now >= end.saturating_add(COARSENESS) {
+                let is_over = now >= end.saturating_add(COARSENESS);
+                if is_over && found.is_some() {
                     // The interrupting event stays until others have come.
                     return Ok(0);
                 }
+                // A wait that could not begin looks once at least.
                 let mut rest = end.saturating_sub(now);
-                if clock == Clock::Monotonic {
+                if clock == Clock::Monotonic && !is_over {
                     rest = rest.saturating_add(COARSENESS).min(whole);
                 }
                 limit = Timeout::after(clock, rest);

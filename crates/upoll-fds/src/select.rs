@@ -49,10 +49,12 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
             .into();
     }
     // Like the kernel, leaves a limit of zero alone.
-    let is_timed = limit.limit().is_some_and(|limit| !limit.is_zero());
+    let given = limit.limit().filter(|limit| !limit.is_zero());
     // SAFETY: the caller's contract.
     let ready = unsafe { select_masked(n, sets, &mut limit, None) };
-    if is_timed && let Some(left) = limit.limit() {
+    if let (Some(given), Some(left)) = (given, limit.limit()) {
+        // A call that is over at once does not read the clock, but takes some time: a loop that goes by the rest ends.
+        let left = left.min(given.saturating_sub(Duration::from_nanos(1)));
         let left = libc::timeval {
             tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_usec: left.subsec_micros().into(),

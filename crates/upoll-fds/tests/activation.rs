@@ -3,7 +3,11 @@
 
 mod notified;
 
+use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -31,6 +35,27 @@ fn limit_of_files(limit: libc::rlim_t) -> libc::rlim_t {
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const now), 0);
         before
     }
+}
+
+/// How many seconds threads are ahead that [`LIVES_AHEAD`].
+static AHEAD: AtomicI64 = AtomicI64::new(0);
+
+thread_local! {
+    static LIVES_AHEAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The C library's, with another clock for some threads. The libraries in this program use it, too.
+#[unsafe(no_mangle)]
+extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
+    // SAFETY: the caller passes a timespec to be filled.
+    if unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) } != 0 {
+        return -1;
+    }
+    if LIVES_AHEAD.get() {
+        // SAFETY: as above.
+        unsafe { (*time).tv_sec += AHEAD.load(Ordering::SeqCst) };
+    }
+    0
 }
 
 fn polled(epfd: RawFd) -> Result<usize, Errno> {
@@ -72,6 +97,19 @@ fn add(epfd: RawFd, fd: RawFd) -> Result<(), Errno> {
     unsafe { upoll_fds::epoll_ctl(epfd, Op::Add as i32, fd, &raw const interest) }
 }
 
+/// The file that shows which system call a thread of this process is in.
+fn calls_of(thread: libc::pid_t) -> File {
+    File::open(format!("/proc/self/task/{thread}/syscall")).unwrap()
+}
+
+fn is_in(calls: &File, any: &[libc::c_long]) -> bool {
+    let mut text = [0; 32];
+    let length = calls.read_at(&mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..length]);
+    let number = text.split(' ').next().and_then(|word| word.parse().ok());
+    number.is_some_and(|number| any.contains(&number))
+}
+
 /// Starts a thread that waits in the set. Returns when it sleeps there.
 fn asleep_in(epfd: RawFd) -> mpsc::Receiver<Result<usize, Errno>> {
     let (send, receive) = mpsc::channel();
@@ -81,14 +119,9 @@ fn asleep_in(epfd: RawFd) -> mpsc::Receiver<Result<usize, Errno>> {
         send_tid.send(unsafe { libc::gettid() }).unwrap();
         send.send(wait(epfd, 120_000)).unwrap();
     });
-    let syscall = format!("/proc/self/task/{}/syscall", tid.recv().unwrap());
-    let sleeps = || {
-        let syscall = std::fs::read_to_string(&syscall).unwrap_or_default();
-        let number = syscall.split(' ').next().and_then(|word| word.parse().ok());
-        number == Some(libc::SYS_epoll_pwait) || number == Some(libc::SYS_epoll_pwait2)
-    };
+    let calls = calls_of(tid.recv().unwrap());
     for _ in 0..60_000 {
-        if sleeps() {
+        if is_in(&calls, &[libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2]) {
             break;
         }
         thread::sleep(Duration::from_millis(1));
@@ -133,15 +166,16 @@ fn a_set_without_an_fd_for_its_change_is_waited_in_as_before() {
     assert_eq!(wait(epfd, 60_000), Ok(1));
 }
 
+const COPIES: Which = Which {
+    number: libc::SYS_fcntl,
+    // The command is `F_DUPFD_CLOEXEC`.
+    argument: 1,
+    bits: 1 << 10,
+};
+
 /// Another thread is about to make the set active, and gets no fd for it.
 #[test]
 fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
-    const COPIES: Which = Which {
-        number: libc::SYS_fcntl,
-        // The command is `F_DUPFD_CLOEXEC`.
-        argument: 1,
-        bits: 1 << 10,
-    };
     let _alone = alone();
     let epfd = upoll_fds::epoll_create1(0).unwrap();
     let _waits = asleep_in(epfd);
@@ -175,4 +209,51 @@ fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
     });
     assert_eq!(changed, Err(Errno::MFILE));
     assert_eq!(added, Ok(Ok(())));
+}
+
+/// Its limit passes while another thread is about to make the set active, and gets no fd for it.
+#[test]
+fn a_wait_that_cannot_begin_beside_a_change_that_has_no_fd_ends_by_its_limit() {
+    const HOUR: i32 = 3_600_000;
+    let _alone = alone();
+    let epfd = upoll_fds::epoll_create1(0).unwrap();
+    let _waits = asleep_in(epfd);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    // With the first set comes the file that interrupts waits.
+    let warm_up = Epoll::new().unwrap();
+    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    let (send, waited) = mpsc::channel();
+    let (send_tid, tid) = mpsc::channel();
+    let (begin, begins) = mpsc::channel();
+    let waits = thread::spawn(move || {
+        LIVES_AHEAD.set(true);
+        // SAFETY: the call takes no arguments.
+        send_tid.send(unsafe { libc::gettid() }).unwrap();
+        begins.recv().unwrap();
+        let _ = send.send(wait(epfd, HOUR));
+    });
+    let calls = calls_of(tid.recv().unwrap());
+    let waits_as_well = |call: &Call| {
+        // The test itself takes any fd.
+        if call.arguments()[2] != 0 && begin.send(()).is_ok() {
+            // It has no fd either, and tries again.
+            while !is_in(&calls, &[libc::SYS_nanosleep]) && !waits.is_finished() {
+                thread::yield_now();
+            }
+            AHEAD.store(2 * i64::from(HOUR) / 1000, Ordering::SeqCst);
+        }
+        Answer::Kernels
+    };
+    let (changed, waited) = answered(COPIES, waits_as_well, move || {
+        without_fds(|| {
+            let changed = polled(epfd);
+            (changed, waited.recv_timeout(Duration::from_secs(60)))
+        })
+    });
+    assert_eq!(changed, Err(Errno::MFILE));
+    // On a very busy machine the wait has given up before the change did.
+    assert!(
+        matches!(waited, Ok(Ok(0) | Err(Errno::MFILE))),
+        "{waited:?}"
+    );
 }

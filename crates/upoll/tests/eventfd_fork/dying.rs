@@ -13,6 +13,7 @@ tests![
     a_writer_killed_at_any_point_leaves_no_reader_asleep,
     a_reader_killed_at_any_point_leaves_no_writer_asleep,
     a_process_that_is_killed_asleep_is_not_missed,
+    where_the_kernel_does_not_tell_the_robust_list_that_of_the_c_library_stays,
 ];
 
 const LONG: Duration = Duration::from_secs(60);
@@ -270,4 +271,62 @@ fn a_process_that_is_killed_asleep_is_not_missed() {
         }
         last.kill();
     }
+}
+
+/// Makes `get_robust_list(2)` fail with `EPERM` from now on, as a filter of system calls may.
+fn refuse_get_robust_list() {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: 0,
+        jf,
+        k,
+    };
+    let number = u32::try_from(libc::SYS_get_robust_list).unwrap();
+    let mut steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(),
+        ),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: u16::try_from(steps.len()).unwrap(),
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the filter is live, and the kernel copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let (call, filter) = (libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER);
+        assert_eq!(libc::prctl(call, filter, &raw const program), 0);
+    }
+}
+
+/// The program learns of the death of an owner of its own robust mutex.
+fn where_the_kernel_does_not_tell_the_robust_list_that_of_the_c_library_stays() {
+    let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    let room = shared_numbers(size_of::<libc::pthread_mutex_t>().div_ceil(size_of::<u64>()));
+    let mutex: *mut libc::pthread_mutex_t = room.as_ptr().cast_mut().cast();
+    // SAFETY: the memory is the mutex's, large enough, and never unmapped; the attributes are live.
+    unsafe {
+        let mut kind = std::mem::zeroed();
+        assert_eq!(libc::pthread_mutexattr_init(&raw mut kind), 0);
+        let (shared, robust) = (libc::PTHREAD_PROCESS_SHARED, libc::PTHREAD_MUTEX_ROBUST);
+        assert_eq!(libc::pthread_mutexattr_setpshared(&raw mut kind, shared), 0);
+        assert_eq!(libc::pthread_mutexattr_setrobust(&raw mut kind, robust), 0);
+        assert_eq!(libc::pthread_mutex_init(mutex, &raw const kind), 0);
+    }
+    let owner = Child::new(|_| {
+        refuse_get_robust_list();
+        counter.try_write(1).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::pthread_mutex_lock(mutex) }, 0);
+    });
+    assert_eq!(owner.join(), Ok(0));
+    assert_eq!(counter.try_read(), Ok(1));
+    // SAFETY: as above.
+    let tried = unsafe { libc::pthread_mutex_trylock(mutex) };
+    assert_eq!(tried, libc::EOWNERDEAD);
 }

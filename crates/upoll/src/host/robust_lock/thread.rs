@@ -80,7 +80,7 @@ pub(super) struct Thread {
 
 std::thread_local! {
     static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
-    /// The list of a thread for which the C library has registered none.
+    /// The list of a thread whose list by the C library is not known.
     static OWN_LIST: RobustList = const {
         RobustList {
             first: AtomicUsize::new(0),
@@ -106,7 +106,12 @@ impl Thread {
         let thread = Thread {
             generation: generation::current(),
             id: u32::try_from(id).unwrap_or(0),
-            list: registered().unwrap_or_else(register),
+            list: match registered() {
+                Some(list) if !list.is_null() => list,
+                Some(_) => register(),
+                // It may be the C library's, which is not to be replaced.
+                None => OWN_LIST.with(ptr::from_ref),
+            },
         };
         THREAD.set(Some(thread));
         thread
@@ -124,13 +129,14 @@ impl Thread {
     }
 }
 
-/// Returns the list that the C library has registered for this thread.
+/// Returns the list that the C library has registered for this thread; null if it has registered none. None: the kernel
+/// does not tell.
 fn registered() -> Option<*const RobustList> {
     let mut list = ptr::null::<RobustList>();
     let mut size = 0_usize;
     // SAFETY: both places are live and of the size that the kernel writes.
     let asked = unsafe { syscall!(SYS_get_robust_list, 0, &raw mut list, &raw mut size) };
-    let is_known = asked.is_ok() && !list.is_null() && size == size_of::<RobustList>();
+    let is_known = asked.is_ok() && (list.is_null() || size == size_of::<RobustList>());
     is_known.then(|| ptr::with_exposed_provenance(list.addr()))
 }
 
