@@ -1,7 +1,8 @@
 //! The two closes: of a watched file and of the set.
 //!
-//! An item is removed exactly once, by the thread that finds it in the table with the set's lock held.
-//! That is a DEL, the close of the set, or the close of the file. None of these takes a global lock.
+//! An item is removed exactly once, by the thread that finds it in the interest list with the set's lock held.
+//! That is a DEL, the close of the set, the close of the file, or an ADD that fails after it has inserted the item.
+//! None of these takes a global lock, except that an ADD of a set holds one.
 
 use core::ptr::NonNull;
 
