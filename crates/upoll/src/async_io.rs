@@ -292,7 +292,7 @@ impl Epoll {
     /// next one that waits.
     ///
     /// # Errors
-    /// `EINVAL`: `events` is empty. Further errors are those of [`Readiness::new`](crate::Readiness::new).
+    /// As [`try_wait`](Self::try_wait) and [`Readiness::new`](crate::Readiness::new).
     pub fn wait_async<'a>(
         &'a self,
         events: &'a mut [Event],

@@ -85,8 +85,8 @@ pub trait Pollable: Any + Send + Sync {
 
     /// Is called when the last reference to the open file description is gone and nothing watches it.
     ///
-    /// Runs once, on the thread that drops the last reference, before the object is dropped (which may be a little
-    /// later, when a wait on another thread that was just looking at it is done). The end of a pipe wakes its peer here.
+    /// Runs once, on the thread that drops the last reference, before the object is dropped. That may be a little
+    /// later, when a call on another thread that polls the object is done. The end of a pipe wakes its peer here.
     /// An object wakes its own queues as well, by [`wake_all`](crate::WaitQueue::wake_all) with `HUP`: a `Readiness` or
     /// [`Watch`](crate::Watch) learns of the close by that alone.
     ///
@@ -365,7 +365,7 @@ impl<T: ?Sized> Description<T> {
 ///
 /// `File<T>` knows its object's type, [`File`] (that is `File<dyn Pollable>`) does not. All that
 /// come from one [`File::new`] by [`Clone`] or [`File::erase`] are the same open file, as `dup`'ed
-/// descriptors are. When the last of them drops, the file is closed: it disappears from every set
+/// fds are. When the last of them drops, the file is closed: it disappears from every set
 /// that watches it, without waiting for any set that does not.
 ///
 /// # Example
@@ -598,7 +598,7 @@ impl FileId {
 
 /// A borrowed [`File`] and the fd that it goes by, which together are the key of an interest.
 ///
-/// A set may watch one open file under several fds, as Linux watches `dup`'ed descriptors
+/// A set may watch one open file under several fds, as Linux watches `dup`'ed fds
 /// separately. Without [`with_fd`](Self::with_fd) the fd is 0.
 #[derive(Clone, Copy)]
 pub struct FileRef<'a> {
@@ -648,7 +648,7 @@ impl<'a> FileRef<'a> {
         self
     }
 
-    /// Whether both refer to the same open file, under whatever fd.
+    /// Returns whether both refer to the same open file, under whatever fd.
     #[must_use]
     pub fn is_same_file(self, other: FileRef<'_>) -> bool {
         self.identity() == other.identity()
@@ -701,7 +701,7 @@ impl<'a> FileRef<'a> {
         self.description().object().poll(table)
     }
 
-    /// Whether any of `events` is ready now, without waiting for it.
+    /// Returns whether any of `events` is ready now, without waiting for it.
     #[must_use]
     pub fn is_ready(self, events: Events) -> bool {
         self.ready().intersects(events)

@@ -33,9 +33,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, with or without `SA_RESTART`. `EMFILE`, `ENFILE`, `ENOMEM`: a thread
+    /// is never restarted, with or without `SA_RESTART`. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: a thread
     /// that waits for the first time in a rotating set whose source is a kernel fd needs own fds,
-    /// and there are none.
+    /// and there are none. Others only if the program has closed [own fds](Self#kernel-fds).
     ///
     /// # Example
     /// ```
@@ -127,7 +127,7 @@ impl Epoll {
     ///
     /// # Errors
     /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
-    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd or memory for the sleep.
+    /// through. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd, memory or watch for the sleep.
     ///
     /// # Example
     /// ```
