@@ -525,7 +525,7 @@ impl KernelBackend for EpollBackend {
 
     fn wake_one(&self, deferred: &mut Deferred) {
         self.wakes_sent.fetch_add(1, Ordering::Relaxed);
-        sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
+        deferred.push_shared(&self.sleep_set().fd);
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {

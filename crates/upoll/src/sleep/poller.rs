@@ -150,7 +150,7 @@ impl Poller<'_> {
         match self.wake_fd {
             // The word may be gone by the time this runs; see `super::wake_thread`.
             None => deferred.push(futex::wake_one, futex::address(&self.state)),
-            Some(wake_fd) => ThreadWakeFd::ring_later(wake_fd, deferred),
+            Some(wake_fd) => deferred.push_shared(wake_fd),
         }
     }
 

@@ -26,6 +26,8 @@ mod rotation;
 mod tasks;
 mod waker;
 
+#[cfg(any(feature = "std", upoll_loom))]
+pub(crate) use self::deferred::Deferrable;
 pub(crate) use self::deferred::Deferred;
 use self::deferred::Level;
 use self::list::{EXCLUSIVE, LINKED, List};
