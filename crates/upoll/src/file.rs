@@ -596,6 +596,9 @@ impl FileId {
     }
 }
 
+/// The key of an interest: an open file, and the fd that it goes by.
+pub(crate) type Key = (FileId, i32);
+
 /// A borrowed [`File`] and the fd that it goes by, which together are the key of an interest.
 ///
 /// A set may watch one open file under several fds, as Linux watches `dup`'ed fds
@@ -710,6 +713,11 @@ impl<'a> FileRef<'a> {
     #[inline]
     pub(crate) fn fd(self) -> i32 {
         self.fd
+    }
+
+    #[inline]
+    pub(crate) fn key(self) -> Key {
+        (self.identity(), self.fd)
     }
 
     /// Returns the identity of the open file.
