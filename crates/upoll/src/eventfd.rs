@@ -16,8 +16,7 @@ use once_cell::race::OnceBox;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, PollTable, Pollable};
-use crate::file::{InKernel, KernelSource};
+use crate::file::{File, InKernel, KernelSource, PollTable, Pollable};
 use crate::memory::{boxed, text_of};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::is_source;

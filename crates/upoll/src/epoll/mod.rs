@@ -52,8 +52,9 @@ use self::limit::{Account, Allowance};
 use self::time::Schedules;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::KernelSource;
-use crate::file::{Description, File, FileId, FileRef, PollTable, Pollable, TimeSource};
+use crate::file::{
+    Description, File, FileId, FileRef, KernelSource, PollTable, Pollable, TimeSource,
+};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]

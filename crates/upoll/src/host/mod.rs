@@ -105,8 +105,7 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::Description;
-use crate::file::InKernel;
+use crate::file::{Description, InKernel};
 use crate::memory::boxed;
 use crate::sync::{
     AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
