@@ -88,6 +88,12 @@ const ROTATION_SLACK: u32 = 4;
 /// Events at the end of a source, which no read or write uses up. `ERR` alone is that of a writer whose readers are gone.
 pub(crate) const HANG_UP: Events = Events::ALWAYS.union(Events::RDHUP);
 
+/// Returns whether any of the events is the end of a source.
+pub(crate) fn any_hangs_up(events: &[Event]) -> bool {
+    let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
+    events.iter().any(hangs_up)
+}
+
 /// The set itself (`struct eventpoll`).
 pub(crate) struct Set {
     /// First, so that it ends before all that a wakeup through it reaches.
