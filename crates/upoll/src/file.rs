@@ -13,11 +13,13 @@
 
 mod kernel_source;
 mod time_source;
+mod watchers;
 
 pub(crate) use self::kernel_source::InKernel;
 pub use self::kernel_source::KernelSource;
 pub(crate) use self::time_source::InTime;
 pub use self::time_source::TimeSource;
+pub(crate) use self::watchers::{WatcherLink, Watchers};
 
 use alloc::boxed::Box;
 use core::any::Any;
@@ -29,7 +31,7 @@ use core::ptr::{self, NonNull};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::{boxed, count_one_more};
-use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicUsize, Mutex, Ordering, fence};
 use crate::trace;
 use crate::wait::{Scope, WaitQueue};
 
@@ -200,121 +202,6 @@ pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     object: T,
 }
 
-/// The list of items that watch a description, and the function that its close calls.
-pub(crate) struct Watchers {
-    head: *const WatcherLink,
-    /// Takes every watcher out. Set by the first watcher, the same for all: only sets watch.
-    on_close: Option<OnClose>,
-}
-
-/// Takes every watcher out of the list of a file that closes.
-pub(crate) type OnClose = fn(FileId, &Mutex<Watchers>);
-
-// SAFETY: the pointers lead to links that are linked, and a link outlives its being linked
-// (`Watchers::link`'s contract).
-unsafe impl Send for Watchers {}
-
-/// An item's place among the watchers of its file; guarded by that file's `watchers` lock.
-pub(crate) struct WatcherLink(UnsafeCell<Neighbours>);
-
-struct Neighbours {
-    next: *const WatcherLink,
-    prev: *const WatcherLink,
-}
-
-// SAFETY: touched only under the lock of the watcher list that it is linked into, or by its owner
-// while it is linked nowhere.
-unsafe impl Send for WatcherLink {}
-// SAFETY: as above.
-unsafe impl Sync for WatcherLink {}
-
-impl WatcherLink {
-    pub(crate) fn new() -> Self {
-        WatcherLink(UnsafeCell::new(Neighbours {
-            next: ptr::null(),
-            prev: ptr::null(),
-        }))
-    }
-}
-
-impl Watchers {
-    /// # Safety
-    /// The link is in no list, stays put, and outlives its being linked.
-    pub(crate) unsafe fn link(&mut self, link: &WatcherLink, on_close: OnClose) {
-        self.on_close = Some(on_close);
-        let next = self.head;
-        link.0.with_mut(|node| {
-            // SAFETY: the caller's `&mut self` is the list's lock.
-            unsafe {
-                *node = Neighbours {
-                    next,
-                    prev: ptr::null(),
-                }
-            }
-        });
-        if !next.is_null() {
-            // SAFETY: linked links are alive; the lock is held.
-            unsafe { (*next).0.with_mut(|node| (*node).prev = link) };
-        }
-        self.head = link;
-    }
-
-    /// # Safety
-    /// The link is in this list.
-    pub(crate) unsafe fn unlink(&mut self, link: &WatcherLink) {
-        // SAFETY: the caller's `&mut self` is the list's lock.
-        let (next, prev) = link.0.with(|node| unsafe { ((*node).next, (*node).prev) });
-        if prev.is_null() {
-            self.head = next;
-        } else {
-            // SAFETY: linked links are alive; the lock is held.
-            unsafe { (*prev).0.with_mut(|node| (*node).next = next) };
-        }
-        if !next.is_null() {
-            // SAFETY: as above.
-            unsafe { (*next).0.with_mut(|node| (*node).prev = prev) };
-        }
-    }
-
-    /// The links from the newest to the oldest.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = *const WatcherLink> + '_ {
-        self.iter_from(self.head)
-    }
-
-    /// The links that are older than `link`.
-    ///
-    /// # Safety
-    /// The link is in this list.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) unsafe fn iter_behind(
-        &self,
-        link: &WatcherLink,
-    ) -> impl Iterator<Item = *const WatcherLink> + '_ {
-        // SAFETY: `&self` borrows the locked list, which the link is in.
-        self.iter_from(link.0.with(|node| unsafe { (*node).next }))
-    }
-
-    /// The links from `at` on, which is null or in this list.
-    fn iter_from(
-        &self,
-        mut at: *const WatcherLink,
-    ) -> impl Iterator<Item = *const WatcherLink> + use<'_> {
-        core::iter::from_fn(move || {
-            let link = at;
-            if link.is_null() {
-                return None;
-            }
-            // SAFETY: linked links are alive; `&self` borrows the locked list.
-            at = unsafe { (*link).0.with(|node| (*node).next) };
-            Some(link)
-        })
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.is_null()
-    }
-}
-
 impl<T: ?Sized> Description<T> {
     #[inline]
     pub(crate) fn object(&self) -> &T {
@@ -407,10 +294,7 @@ impl<T: Pollable> File<T> {
         Description {
             open: AtomicUsize::new(1),
             held: AtomicUsize::new(1),
-            watchers: Mutex::new(Watchers {
-                head: ptr::null(),
-                on_close: None,
-            }),
+            watchers: Mutex::new(Watchers::new()),
             object,
         }
     }
@@ -509,7 +393,7 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
         let _end_release = EndRelease(&description.object);
         // A waker that panics runs only once all waiters of the object have been told.
         let _scope = Scope::enter();
-        let on_close = description.watchers.lock().on_close;
+        let on_close = description.watchers.lock().on_close();
         if let Some(on_close) = on_close {
             on_close(FileId::of(description), &description.watchers);
         }
