@@ -328,10 +328,10 @@ impl Epoll {
         if inner.find(file.key()).is_some() {
             return Err(Errno::EXIST);
         }
-        if set.rotates && target.is_none() && set.has_source(inner) {
-            return Err(Errno::INVAL);
-        }
         if set.rotates && target.is_none() {
+            if set.has_source(inner) {
+                return Err(Errno::INVAL);
+            }
             // A kernel fd that was the source and was closed has left its slack.
             set.watched_by.set_slack(0);
         }
