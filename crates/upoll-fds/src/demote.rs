@@ -39,7 +39,8 @@ const NOT_SUPPORTED: Errno = Errno::OPNOTSUPP;
 /// - `EBADF`: the fd is not open.
 /// - `EOPNOTSUPP`: an eventfd with a maximum, an object of the embedder's own, or a set that watches one of
 ///   these.
-/// - `EBUSY`: a signal handler demotes the object in the midst of a call on it.
+/// - `EBUSY`: a call on the object does not end. It is the one that the calling signal handler has interrupted, or it makes
+///   no progress for five seconds.
 /// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`, `ELOOP`, `EINVAL`: the kernel refuses a resource, such as a
 ///   watch for a set that watches the object, or so many sets above each other. The object is as it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
@@ -313,9 +314,10 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
     }
     let watched = addresses(&set)?;
     let is_member = |object: &Object| watched.contains(&object.as_file_ref(0).address());
-    let is_eventfd = |object: &Object| matches!(object, Object::EventFd(_)) && can_go(object);
     // Before their fds are held, as in `demote`.
-    let is_other = |object: &Object| is_member(object) && !is_eventfd(object);
+    let is_other = |object: &Object| {
+        is_member(object) && !(matches!(object, Object::EventFd(_)) && can_go(object))
+    };
     if table::fds(0, u32::MAX).any(|fd| table::with(fd, is_other) == Some(true)) {
         return Err(NOT_SUPPORTED);
     }
@@ -332,30 +334,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
             return Err(Errno::BUSY);
         }
     }
-    let (mut groups, mut places) = (Vec::new(), HashMap::new());
-    for group in held.groups() {
-        if group.is_used() {
-            return Err(Errno::BUSY);
-        }
-        for (_, object) in group.objects() {
-            match object {
-                // One more owner is this call.
-                Object::Epoll(_) if group.is_owned_by_one_more() => {}
-                Object::Epoll(_) => return Err(Errno::BUSY),
-                // A maximum may have come meanwhile.
-                _ if !is_eventfd(object) => return Err(NOT_SUPPORTED),
-                _ => {
-                    if let Object::EventFd(counter) = object {
-                        counter.prepare_to_demote()?;
-                    }
-                    places.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                    places.insert(object.as_file_ref(0).address(), groups.len());
-                }
-            }
-        }
-        groups.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        groups.push(group);
-    }
+    let (groups, places) = set_and_eventfds(held.groups())?;
     let find = |address| places.get(&address).copied();
     let interests = set.as_epoll().interests_by(find)?;
     if interests.len() != set.as_epoll().len_in_core() {
@@ -379,6 +358,37 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         group.release();
     }
     Ok(())
+}
+
+/// Returns the held groups of [`demote_with_members`], and the index of each eventfd's group by the eventfd's address.
+///
+/// # Errors
+/// `EBUSY`: a call uses one of the objects. `EOPNOTSUPP`: an eventfd has a maximum by now. `ENOMEM`.
+fn set_and_eventfds<'a>(
+    held: impl Iterator<Item = Group<'a>>,
+) -> Result<(Vec<Group<'a>>, HashMap<usize, usize>), Errno> {
+    let (mut groups, mut places) = (Vec::new(), HashMap::new());
+    for group in held {
+        if group.is_used() {
+            return Err(Errno::BUSY);
+        }
+        for (_, object) in group.objects() {
+            match object {
+                // One more owner is the caller.
+                Object::Epoll(_) if group.is_owned_by_one_more() => {}
+                Object::Epoll(_) => return Err(Errno::BUSY),
+                Object::EventFd(counter) if can_go(object) => {
+                    counter.prepare_to_demote()?;
+                    places.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+                    places.insert(object.as_file_ref(0).address(), groups.len());
+                }
+                _ => return Err(NOT_SUPPORTED),
+            }
+        }
+        groups.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        groups.push(group);
+    }
+    Ok((groups, places))
 }
 
 /// Adds interests in objects of `groups` to the kernel set that `epfd` stands for, all or none. Each has the index of

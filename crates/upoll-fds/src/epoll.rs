@@ -515,7 +515,7 @@ unsafe fn wait_and_sleep(
                 None => match wait_actively(epfd, room, asked, mask)? {
                     Waited::Found(found) => Some(found),
                     Waited::InTheKernels => return wait_in_the_kernels(epfd, room, asked, mask),
-                    Waited::Not(errno) => {
+                    Waited::Passive(errno) => {
                         turns += 1;
                         if turns == MOST_TURNS {
                             return Err(errno);
@@ -540,18 +540,13 @@ unsafe fn wait_and_sleep(
                 return Ok(0);
             }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
-                let end = begun.saturating_add(whole);
-                let now = coarse_now(clock);
-                let is_over = now >= end.saturating_add(COARSENESS);
-                if is_over && found.is_some() {
+                let rest = match rest_of(whole, begun, clock) {
+                    Some(rest) => rest,
                     // The interrupting event stays until others have come.
-                    return Ok(0);
-                }
-                // A wait that could not begin looks once at least.
-                let mut rest = end.saturating_sub(now);
-                if clock == Clock::Monotonic && !is_over {
-                    rest = rest.saturating_add(COARSENESS).min(whole);
-                }
+                    None if found.is_some() => return Ok(0),
+                    // A wait that could not begin looks once at least.
+                    None => Duration::ZERO,
+                };
                 limit = Timeout::after(clock, rest);
             }
             asked = Asked::Rest(limit);
@@ -566,6 +561,20 @@ const LOOKS: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
+
+/// Returns the rest of a limit that has run since `begun`, and `None` if it has passed for certain.
+fn rest_of(whole: Duration, begun: Duration, clock: Clock) -> Option<Duration> {
+    let end = begun.saturating_add(whole);
+    let now = coarse_now(clock);
+    if now >= end.saturating_add(COARSENESS) {
+        return None;
+    }
+    let rest = end.saturating_sub(now);
+    Some(match clock {
+        Clock::Monotonic => rest.saturating_add(COARSENESS).min(whole),
+        Clock::Realtime => rest,
+    })
+}
 
 /// The time by a clock; by `CLOCK_MONOTONIC`, which every wait with a limit looks at, in a way that
 /// takes next to nothing.
@@ -607,7 +616,7 @@ unsafe fn wait_passively(
 enum Look {
     Done(Result<usize, Errno>),
     Sleep(SharedBox<SetWithFd>),
-    Not(Errno),
+    Passive(Errno),
 }
 
 /// The outcome of a wait in a user-level set.
@@ -616,7 +625,7 @@ enum Waited {
     /// The fd stands for no user-level object.
     InTheKernels,
     /// The set is passive: no thread could make it active, for this reason.
-    Not(Errno),
+    Passive(Errno),
 }
 
 /// Waits in a user-level set.
@@ -645,7 +654,7 @@ unsafe fn wait_actively(
             return Look::Done(Err(Errno::INVAL));
         };
         if let Err(errno) = set.activate(epfd) {
-            return Look::Not(errno);
+            return Look::Passive(errno);
         }
         // Such a wait sleeps in the kernel.
         if mask.is_some()
@@ -665,7 +674,7 @@ unsafe fn wait_actively(
     let set = match look {
         None => return Ok(Waited::InTheKernels),
         Some(Look::Done(result)) => return result.map(Waited::Found),
-        Some(Look::Not(errno)) => return Ok(Waited::Not(errno)),
+        Some(Look::Passive(errno)) => return Ok(Waited::Passive(errno)),
         Some(Look::Sleep(set)) => set,
     };
     // SAFETY: the caller's contract.

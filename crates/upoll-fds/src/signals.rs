@@ -35,6 +35,12 @@ use upoll::Errno;
 use crate::hazard;
 use crate::kernel::{call, interruptible};
 
+/// The limit of a call that does not sleep.
+static AT_ONCE: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
 std::thread_local! {
     /// The number of [`HeldBack`]s of the thread, and its mask before the first.
     static HELD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
@@ -191,11 +197,7 @@ pub(crate) fn call_what_was_put_off() {
         // Any of the handlers may leave by `siglongjmp`, or end the thread.
         call_handlers(before & !(blocked & !let_through));
         if let_through != 0 {
-            let at_once = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            let (limit, mask) = (&raw const at_once, &raw const sleeping);
+            let (limit, mask) = (&raw const AT_ONCE, &raw const sleeping);
             own.unblocked
                 .store(blocked & let_through, Ordering::Relaxed);
             // SAFETY: the list is empty, limit and mask are live. The call fails with `EINTR`.
@@ -369,14 +371,8 @@ fn send(signal: i32, information: &Information) -> Result<usize, Errno> {
 /// Takes the next signal of a number that is pending.
 fn next_pending(signal: i32) -> Option<Information> {
     let mut next: Information = [0; 16];
-    let (set, at_once) = (
-        bit(signal),
-        libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        },
-    );
-    let (this, place, limit) = (&raw const set, &raw mut next, &raw const at_once);
+    let set = bit(signal);
+    let (this, place, limit) = (&raw const set, &raw mut next, &raw const AT_ONCE);
     // SAFETY: all are live, and the set has this size.
     let taken = unsafe { call!(SYS_rt_sigtimedwait, this, place, limit, size_of::<u64>()) };
     taken.is_ok().then_some(next)

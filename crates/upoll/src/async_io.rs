@@ -7,7 +7,7 @@ use core::task::{Context, Poll};
 
 use crate::channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
 use crate::epoll::backend::KernelBackend;
-use crate::epoll::{Epoll, HANG_UP};
+use crate::epoll::{Epoll, any_hangs_up};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::events::{Event, Events};
@@ -292,7 +292,7 @@ impl Epoll {
     /// next one that waits.
     ///
     /// # Errors
-    /// `EINVAL`: `events` is empty. Further errors are those of [`Readiness::new`](crate::Readiness::new).
+    /// As [`try_wait`](Self::try_wait) and [`Readiness::new`](crate::Readiness::new).
     pub fn wait_async<'a>(
         &'a self,
         events: &'a mut [Event],
@@ -339,8 +339,7 @@ impl Epoll {
         if found == 0 {
             return Err(Errno::AGAIN);
         }
-        let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
-        Ok((found, events[..found].iter().any(hangs_up)))
+        Ok((found, any_hangs_up(&events[..found])))
     }
 
     fn task_place(&self) -> Place {

@@ -52,7 +52,7 @@ impl<T: AsFd> Descriptor<T> {
         }
     }
 
-    /// The fd, and which open file it means.
+    /// Returns the fd with the identity.
     #[must_use]
     #[inline]
     pub fn by_ref(&self) -> DescriptorRef<'_> {
@@ -72,7 +72,7 @@ impl<T> Descriptor<T> {
 }
 
 impl<'a> DescriptorRef<'a> {
-    /// The descriptor.
+    /// Returns the fd.
     #[must_use]
     #[inline]
     pub fn fd(self) -> BorrowedFd<'a> {

@@ -165,13 +165,13 @@ errnos! {
 }
 
 impl Errno {
-    /// The error number `code`, as the kernel and `errno.h` count them.
+    /// The error with the number `code` in the kernel and in `errno.h`.
     #[must_use]
     pub const fn from_raw(code: i32) -> Self {
         Errno(code)
     }
 
-    /// The number as `errno.h` has it.
+    /// Returns the number, as in `errno.h`.
     #[must_use]
     pub const fn raw(self) -> i32 {
         self.0

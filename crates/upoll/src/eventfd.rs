@@ -16,8 +16,7 @@ use once_cell::race::OnceBox;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, PollTable, Pollable};
-use crate::file::{InKernel, KernelSource};
+use crate::file::{File, InKernel, KernelSource, PollTable, Pollable};
 use crate::memory::{boxed, text_of};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::is_source;
@@ -473,7 +472,8 @@ impl EventFd {
     /// Adds `value` without waiting.
     ///
     /// # Errors
-    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: the sum would reach the maximum.
+    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: the sum would reach the maximum, or the counter was
+    /// [demoted](Self::demote).
     #[inline]
     pub fn try_write(&self, value: u64) -> Result<(), Errno> {
         if value == u64::MAX {
@@ -491,7 +491,7 @@ impl EventFd {
     /// Takes the count, or one of it from a semaphore, without waiting.
     ///
     /// # Errors
-    /// `EAGAIN`: the count is 0.
+    /// `EAGAIN`: the count is 0, as it is once the counter was [demoted](Self::demote).
     #[inline]
     pub fn try_read(&self) -> Result<u64, Errno> {
         let counter = &*self.file;
@@ -505,9 +505,9 @@ impl EventFd {
         Ok(if is_semaphore { 1 } else { count })
     }
 
-    /// Adds one without ever blocking or failing, as `eventfd_signal` does in the kernel: for
+    /// Adds one without failing or waiting for room, as `eventfd_signal` does in the kernel: for
     /// producers that may not wait. The count may reach the maximum, which shows as `ERR`, and
-    /// stays there. Readers are woken each time.
+    /// stays there. Readers are woken each time. A [demoted](Self::demote) counter stays at 0.
     pub fn signal(&self) {
         let counter = &*self.file;
         let signalled = counter.change(Direction::In, |now| {
@@ -523,7 +523,8 @@ impl EventFd {
     /// references to it share it. `u64::MAX` takes it away.
     ///
     /// # Errors
-    /// `EINVAL`: the count is `maximum` already or above it, so 0 never goes.
+    /// `EINVAL`: the count is `maximum` already or above it, as is always so for 0; or the counter was
+    /// [demoted](Self::demote). `ENOMEM`: there is no memory for it.
     ///
     /// # Example
     /// ```
@@ -540,7 +541,8 @@ impl EventFd {
         self.file.set_maximum(maximum)
     }
 
-    /// `EFD_IOC_GET_MAXIMUM`: what writes keep the count below; `u64::MAX` if it was never set.
+    /// `EFD_IOC_GET_MAXIMUM`: returns the maximum; `u64::MAX` if none was set, and 0 once the counter was
+    /// [demoted](Self::demote).
     #[must_use]
     #[doc(alias = "EFD_IOC_GET_MAXIMUM")]
     pub fn maximum(&self) -> u64 {
@@ -548,11 +550,14 @@ impl EventFd {
     }
 
     /// Takes the count for good, to continue it elsewhere: in the kernel, when a second process is
-    /// to share it. Returns None, and does nothing, if there is a maximum or it has been demoted
-    /// before.
+    /// to share it. Returns None, and does nothing, if there is a maximum, if it has been demoted
+    /// before, or if it is shared.
     ///
     /// From then on calls that do not wait fail with `EAGAIN`, and calls that wait with `ESTALE`, also if
     /// they began before. Polls show `HUP`. There is no way back.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it; nothing is done then.
     ///
     /// # Example
     /// ```
@@ -562,9 +567,6 @@ impl EventFd {
     /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
     /// # Ok::<(), Errno>(())
     /// ```
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
     pub fn demote(&self) -> Result<Option<u64>, Errno> {
         let demoted = self.file.demote(|maximum| maximum == NO_MAXIMUM)?;
         Ok(demoted.map(|was| was.count))
@@ -591,13 +593,13 @@ impl EventFd {
         (count != LIMITED).then_some(count)
     }
 
-    /// Whether it has been [demoted](Self::demote).
+    /// Returns whether it has been [demoted](Self::demote).
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.file.check().is_stale()
     }
 
-    /// Whether reads take one at a time.
+    /// Returns whether reads take one at a time.
     #[must_use]
     pub fn is_semaphore(&self) -> bool {
         self.file.is_semaphore()

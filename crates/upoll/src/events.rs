@@ -95,13 +95,13 @@ impl Event {
         }
     }
 
-    /// Which events are wanted, or happened.
+    /// Returns the events that are wanted, or happened.
     #[must_use]
     pub const fn events(&self) -> Events {
         Events::from_bits_retain(self.events)
     }
 
-    /// The caller's own word, handed back unchanged.
+    /// Returns the caller's own word, unchanged.
     #[must_use]
     pub const fn data(&self) -> u64 {
         self.data

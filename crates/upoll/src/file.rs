@@ -13,11 +13,13 @@
 
 mod kernel_source;
 mod time_source;
+mod watchers;
 
 pub(crate) use self::kernel_source::InKernel;
 pub use self::kernel_source::KernelSource;
 pub(crate) use self::time_source::InTime;
 pub use self::time_source::TimeSource;
+pub(crate) use self::watchers::{WatcherLink, Watchers};
 
 use alloc::boxed::Box;
 use core::any::Any;
@@ -29,7 +31,7 @@ use core::ptr::{self, NonNull};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::{boxed, count_one_more};
-use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicUsize, Mutex, Ordering, fence};
 use crate::trace;
 use crate::wait::{Scope, WaitQueue};
 
@@ -85,8 +87,8 @@ pub trait Pollable: Any + Send + Sync {
 
     /// Is called when the last reference to the open file description is gone and nothing watches it.
     ///
-    /// Runs once, on the thread that drops the last reference, before the object is dropped (which may be a little
-    /// later, when a wait on another thread that was just looking at it is done). The end of a pipe wakes its peer here.
+    /// Runs once, on the thread that drops the last reference, before the object is dropped. That may be a little
+    /// later, when a call on another thread that polls the object is done. The end of a pipe wakes its peer here.
     /// An object wakes its own queues as well, by [`wake_all`](crate::WaitQueue::wake_all) with `HUP`: a `Readiness` or
     /// [`Watch`](crate::Watch) learns of the close by that alone.
     ///
@@ -200,121 +202,6 @@ pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     object: T,
 }
 
-/// The list of items that watch a description, and the function that its close calls.
-pub(crate) struct Watchers {
-    head: *const WatcherLink,
-    /// Takes every watcher out. Set by the first watcher, the same for all: only sets watch.
-    on_close: Option<OnClose>,
-}
-
-/// Takes every watcher out of the list of a file that closes.
-pub(crate) type OnClose = fn(FileId, &Mutex<Watchers>);
-
-// SAFETY: the pointers lead to links that are linked, and a link outlives its being linked
-// (`Watchers::link`'s contract).
-unsafe impl Send for Watchers {}
-
-/// An item's place among the watchers of its file; guarded by that file's `watchers` lock.
-pub(crate) struct WatcherLink(UnsafeCell<Neighbours>);
-
-struct Neighbours {
-    next: *const WatcherLink,
-    prev: *const WatcherLink,
-}
-
-// SAFETY: touched only under the lock of the watcher list that it is linked into, or by its owner
-// while it is linked nowhere.
-unsafe impl Send for WatcherLink {}
-// SAFETY: as above.
-unsafe impl Sync for WatcherLink {}
-
-impl WatcherLink {
-    pub(crate) fn new() -> Self {
-        WatcherLink(UnsafeCell::new(Neighbours {
-            next: ptr::null(),
-            prev: ptr::null(),
-        }))
-    }
-}
-
-impl Watchers {
-    /// # Safety
-    /// The link is in no list, stays put, and outlives its being linked.
-    pub(crate) unsafe fn link(&mut self, link: &WatcherLink, on_close: OnClose) {
-        self.on_close = Some(on_close);
-        let next = self.head;
-        link.0.with_mut(|node| {
-            // SAFETY: the caller's `&mut self` is the list's lock.
-            unsafe {
-                *node = Neighbours {
-                    next,
-                    prev: ptr::null(),
-                }
-            }
-        });
-        if !next.is_null() {
-            // SAFETY: linked links are alive; the lock is held.
-            unsafe { (*next).0.with_mut(|node| (*node).prev = link) };
-        }
-        self.head = link;
-    }
-
-    /// # Safety
-    /// The link is in this list.
-    pub(crate) unsafe fn unlink(&mut self, link: &WatcherLink) {
-        // SAFETY: the caller's `&mut self` is the list's lock.
-        let (next, prev) = link.0.with(|node| unsafe { ((*node).next, (*node).prev) });
-        if prev.is_null() {
-            self.head = next;
-        } else {
-            // SAFETY: linked links are alive; the lock is held.
-            unsafe { (*prev).0.with_mut(|node| (*node).next = next) };
-        }
-        if !next.is_null() {
-            // SAFETY: as above.
-            unsafe { (*next).0.with_mut(|node| (*node).prev = prev) };
-        }
-    }
-
-    /// The links from the newest to the oldest.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = *const WatcherLink> + '_ {
-        self.iter_from(self.head)
-    }
-
-    /// The links that are older than `link`.
-    ///
-    /// # Safety
-    /// The link is in this list.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) unsafe fn iter_behind(
-        &self,
-        link: &WatcherLink,
-    ) -> impl Iterator<Item = *const WatcherLink> + '_ {
-        // SAFETY: `&self` borrows the locked list, which the link is in.
-        self.iter_from(link.0.with(|node| unsafe { (*node).next }))
-    }
-
-    /// The links from `at` on, which is null or in this list.
-    fn iter_from(
-        &self,
-        mut at: *const WatcherLink,
-    ) -> impl Iterator<Item = *const WatcherLink> + use<'_> {
-        core::iter::from_fn(move || {
-            let link = at;
-            if link.is_null() {
-                return None;
-            }
-            // SAFETY: linked links are alive; `&self` borrows the locked list.
-            at = unsafe { (*link).0.with(|node| (*node).next) };
-            Some(link)
-        })
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.is_null()
-    }
-}
-
 impl<T: ?Sized> Description<T> {
     #[inline]
     pub(crate) fn object(&self) -> &T {
@@ -365,7 +252,7 @@ impl<T: ?Sized> Description<T> {
 ///
 /// `File<T>` knows its object's type, [`File`] (that is `File<dyn Pollable>`) does not. All that
 /// come from one [`File::new`] by [`Clone`] or [`File::erase`] are the same open file, as `dup`'ed
-/// descriptors are. When the last of them drops, the file is closed: it disappears from every set
+/// fds are. When the last of them drops, the file is closed: it disappears from every set
 /// that watches it, without waiting for any set that does not.
 ///
 /// # Example
@@ -407,10 +294,7 @@ impl<T: Pollable> File<T> {
         Description {
             open: AtomicUsize::new(1),
             held: AtomicUsize::new(1),
-            watchers: Mutex::new(Watchers {
-                head: ptr::null(),
-                on_close: None,
-            }),
+            watchers: Mutex::new(Watchers::new()),
             object,
         }
     }
@@ -509,7 +393,7 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
         let _end_release = EndRelease(&description.object);
         // A waker that panics runs only once all waiters of the object have been told.
         let _scope = Scope::enter();
-        let on_close = description.watchers.lock().on_close;
+        let on_close = description.watchers.lock().on_close();
         if let Some(on_close) = on_close {
             on_close(FileId::of(description), &description.watchers);
         }
@@ -596,9 +480,12 @@ impl FileId {
     }
 }
 
+/// The key of an interest: an open file, and the fd that it goes by.
+pub(crate) type Key = (FileId, i32);
+
 /// A borrowed [`File`] and the fd that it goes by, which together are the key of an interest.
 ///
-/// A set may watch one open file under several fds, as Linux watches `dup`'ed descriptors
+/// A set may watch one open file under several fds, as Linux watches `dup`'ed fds
 /// separately. Without [`with_fd`](Self::with_fd) the fd is 0.
 #[derive(Clone, Copy)]
 pub struct FileRef<'a> {
@@ -648,7 +535,7 @@ impl<'a> FileRef<'a> {
         self
     }
 
-    /// Whether both refer to the same open file, under whatever fd.
+    /// Returns whether both refer to the same open file, under whatever fd.
     #[must_use]
     pub fn is_same_file(self, other: FileRef<'_>) -> bool {
         self.identity() == other.identity()
@@ -701,7 +588,7 @@ impl<'a> FileRef<'a> {
         self.description().object().poll(table)
     }
 
-    /// Whether any of `events` is ready now, without waiting for it.
+    /// Returns whether any of `events` is ready now, without waiting for it.
     #[must_use]
     pub fn is_ready(self, events: Events) -> bool {
         self.ready().intersects(events)
@@ -710,6 +597,11 @@ impl<'a> FileRef<'a> {
     #[inline]
     pub(crate) fn fd(self) -> i32 {
         self.fd
+    }
+
+    #[inline]
+    pub(crate) fn key(self) -> Key {
+        (self.identity(), self.fd)
     }
 
     /// Returns the identity of the open file.

@@ -2,8 +2,8 @@
 //!
 //! [`Epoll`], [`EventFd`], [`pipe()`], [`socketpair()`] and the objects you make [`Pollable`]
 //! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)`, `unix(7)` and the kernel's files do,
-//! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for descriptors of
-//! the kernel in one call.
+//! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for kernel fds in
+//! one call.
 //!
 //! Make your own object pollable, and it stands in sets beside sockets: with level- and edge-triggered, oneshot and
 //! exclusive interests, in nested sets, from any number of threads.
@@ -77,7 +77,7 @@
 //!
 //! | Feature | |
 //! |---|---|
-//! | `std` (default) | sleeping waits, clocks, signal masks, kernel file descriptors and shared eventfds. Without it the crate is `no_std` with `alloc`, and makes no system call |
+//! | `std` (default) | sleeping waits, clocks, signal masks, kernel fds and shared eventfds. Without it the crate is `no_std` with `alloc`, and makes no system call |
 //! | `futures-core` | `EventStream` is a `Stream` of that crate |
 //! | `tracing` | events for the crate of that name, with the target `upoll`. Calls that make, change and close sets send them at the level `DEBUG`, and waits in sets at `TRACE`. No lock is held meanwhile, so a subscriber may use upoll. A signal handler that uses sets then runs the subscriber, too |
 #![cfg_attr(not(any(feature = "std", upoll_loom)), no_std)]

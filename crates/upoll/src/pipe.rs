@@ -36,8 +36,8 @@ impl PipeFlags {
 /// Writes of up to this many bytes are not interleaved with others (`limits.h`).
 pub const PIPE_BUF: usize = PAGE;
 
-/// How large a pipe may be made: the usual value of `/proc/sys/fs/pipe-max-size`, for everybody,
-/// whatever capabilities the process has.
+/// The largest capacity of a pipe: the usual value of `/proc/sys/fs/pipe-max-size`, whatever
+/// capabilities the process has.
 pub const PIPE_MAX_SIZE: usize = 1 << 20;
 
 /// How many pages a new pipe holds.
@@ -284,7 +284,7 @@ impl Pollable for OpenEnd {
 /// `pipe(2)`: a pipe, as [`pipe2`] without flags.
 ///
 /// # Errors
-/// None today; it returns a `Result` as `pipe` does.
+/// `ENOMEM`: there is no memory for it.
 ///
 /// # Example
 /// ```
@@ -388,7 +388,7 @@ impl PipeReader {
     /// always returns 0.
     ///
     /// # Errors
-    /// `EAGAIN`: there is nothing to read yet.
+    /// `EAGAIN`: there is nothing to read yet. `ESTALE`: the pipe was [demoted](Self::demote).
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.file.pipe.try_read(&mut Scatter::new(&mut [buffer]))
@@ -397,7 +397,7 @@ impl PipeReader {
     /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
     ///
     /// # Errors
-    /// As [`try_read`](Self::try_read).
+    /// As [`try_read`](Self::try_read). `ENOMEM`: there is no memory for a list of more than eight buffers.
     #[inline]
     pub fn try_read_vectored<B: DerefMut<Target = [u8]>>(
         &self,
@@ -437,7 +437,7 @@ impl PipeWriter {
     ///
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`]. `ENOMEM`: there is no
-    /// memory for the first byte.
+    /// memory for the first byte. `ESTALE`: the pipe was [demoted](Self::demote).
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.try_write_from(&mut Gather::new(&[bytes]))
@@ -446,7 +446,7 @@ impl PipeWriter {
     /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
     ///
     /// # Errors
-    /// As [`try_write`](Self::try_write).
+    /// As [`try_write`](Self::try_write). `ENOMEM` also: there is no memory for a list of more than eight buffers.
     #[inline]
     pub fn try_write_vectored<B: Deref<Target = [u8]>>(
         &self,
@@ -485,7 +485,7 @@ macro_rules! both_ends {
                 self.file.pipe.lock().pages.bytes()
             }
 
-            /// How many bytes of whole pages the pipe holds at most (`F_GETPIPE_SZ`).
+            /// Returns the number of bytes that the pipe holds at most, in whole pages (`F_GETPIPE_SZ`).
             #[must_use]
             pub fn capacity(&self) -> usize {
                 self.file.pipe.lock().limit * PAGE
@@ -501,7 +501,7 @@ macro_rules! both_ends {
                 self.file.pipe.set_capacity(bytes)
             }
 
-            /// The status flags (`F_GETFL`).
+            /// Returns the status flags (`F_GETFL`).
             #[must_use]
             pub fn flags(&self) -> PipeFlags {
                 self.file.flags()
@@ -514,14 +514,15 @@ macro_rules! both_ends {
 
             /// Passes the contents of the pipe to `transfer`, which moves them elsewhere: to the
             /// kernel, when a second process is to share it. If that succeeds, the pipe is empty
-            /// and without ends for good; else nothing has happened. No other call on the pipe gets
-            /// on meanwhile. `transfer` is not called if it has been demoted before.
+            /// and without ends for good; else nothing has happened. Other calls on the pipe wait
+            /// meanwhile. `transfer` is not called if it has been demoted before.
             ///
             /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A
-            /// write that has written a part returns its length. Polls show the pipe as broken.
+            /// write that has written a part returns its length. Polls show `HUP` at the reading end, and
+            /// `ERR` at the writing end.
             ///
             /// # Errors
-            /// What `transfer` gives.
+            /// Those of `transfer`.
             pub fn demote<E>(
                 &self,
                 transfer: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
@@ -529,7 +530,7 @@ macro_rules! both_ends {
                 self.file.pipe.demote(transfer)
             }
 
-            /// Whether it has been [demoted](Self::demote).
+            /// Returns whether it has been [demoted](Self::demote).
             #[must_use]
             pub fn is_stale(&self) -> bool {
                 self.file.pipe.state() & STALE != 0

@@ -13,7 +13,7 @@ use crate::file::Description;
 use crate::file::{FileRef, PollTable};
 use crate::target::{Source, Target};
 
-/// One entry of a [`poll`](crate::poll()): what to look at and what for (`struct pollfd`).
+/// One entry of a [`poll`](crate::poll()): an object, and the events to poll it for (`struct pollfd`).
 ///
 /// The entry borrows what it watches, so it stays open as long as the entry exists.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ enum Subject<'a> {
 }
 
 impl<'a> PollFd<'a> {
-    /// Looks at `source` for `events`, and for `ERR` and `HUP`, which cannot be left out.
+    /// Polls `source` for `events`, and for `ERR` and `HUP`, which cannot be left out.
     ///
     /// Only the low 16 bits of `events` count, as in `struct pollfd`.
     #[must_use]
@@ -79,7 +79,7 @@ impl<'a> PollFd<'a> {
         Events::from_bits_retain(self.events.into())
     }
 
-    /// Looks for `events` from now on.
+    /// Polls for `events` from now on.
     #[inline]
     pub fn set_events(&mut self, events: Events) {
         self.events = low(events);

@@ -155,7 +155,7 @@ impl FdSet {
         }
     }
 
-    /// Whether an fd is in the set (`FD_ISSET`).
+    /// Returns whether an fd is in the set (`FD_ISSET`).
     #[must_use]
     #[inline]
     pub fn contains(&self, fd: i32) -> bool {

@@ -42,7 +42,7 @@ bitflags! {
     }
 }
 
-/// Which half of a connection to shut down: the argument of `shutdown(2)`.
+/// The half of a connection to shut down: the argument of `shutdown(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shutdown {
     /// `SHUT_RD`: nothing more is received.
@@ -616,7 +616,7 @@ impl StreamSocket {
     ///
     /// # Errors
     /// `EAGAIN`: there is nothing to read yet. `ECONNRESET`: the peer closed without having read
-    /// everything; said once, after what was left.
+    /// everything; once, after the bytes that were left. `ESTALE`: the pair was [demoted](Self::demote).
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut buffers = [buffer];
@@ -628,7 +628,7 @@ impl StreamSocket {
     /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
     ///
     /// # Errors
-    /// As [`try_read`](Self::try_read).
+    /// As [`try_read`](Self::try_read). `ENOMEM`: there is no memory for a list of more than eight buffers.
     #[inline]
     pub fn try_read_vectored<B: DerefMut<Target = [u8]>>(
         &self,
@@ -644,7 +644,8 @@ impl StreamSocket {
     ///
     /// # Errors
     /// `EPIPE`: sending is shut down, or the peer closed; even if `bytes` is empty. `EAGAIN`: the
-    /// send buffer is used up.
+    /// send buffer is used up. `ENOBUFS`: there is no memory for the first byte. `ESTALE`: the pair was
+    /// [demoted](Self::demote).
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.try_write_from(&mut Gather::new(&[bytes]))
@@ -653,7 +654,8 @@ impl StreamSocket {
     /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
     ///
     /// # Errors
-    /// As [`try_write`](Self::try_write), but no bytes at all give 0 always.
+    /// As [`try_write`](Self::try_write), but a write of no bytes always returns 0. `ENOMEM`: there is no memory
+    /// for a list of more than eight buffers.
     #[inline]
     pub fn try_write_vectored<B: Deref<Target = [u8]>>(
         &self,
@@ -701,14 +703,14 @@ impl StreamSocket {
 
     /// Passes the contents of both sockets, this one's first, to `transfer`, which moves them elsewhere: to
     /// the kernel, when a second process is to share the pair. If that succeeds, both are
-    /// empty and shut down for good; else nothing has happened. No other call on them gets on
+    /// empty and shut down for good; else nothing has happened. Other calls on them wait
     /// meanwhile. `transfer` is not called if they have been demoted before.
     ///
     /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A write that
     /// has written a part returns its length. Polls show both as hung up.
     ///
     /// # Errors
-    /// `ENOMEM`: there is no memory for a copy of the contents. Else as `transfer` fails.
+    /// `ENOMEM`: there is no memory for a copy of the contents. Further errors are those of `transfer`.
     pub fn demote<E: From<Errno>>(
         &self,
         transfer: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
@@ -716,19 +718,19 @@ impl StreamSocket {
         self.file.pair.demote(self.file.me, transfer)
     }
 
-    /// Whether the pair has been [demoted](Self::demote).
+    /// Returns whether the pair has been [demoted](Self::demote).
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.file.pair.is_stale()
     }
 
-    /// How many bytes there are to read (`FIONREAD`).
+    /// Returns the number of bytes that there are to read (`FIONREAD`).
     #[must_use]
     pub fn available(&self) -> usize {
         self.file.pair.endpoints.lock()[self.file.me].bytes.bytes()
     }
 
-    /// The size of the send buffer (`SO_SNDBUF`), in bytes as charged.
+    /// Returns the size of the send buffer (`SO_SNDBUF`), in bytes as charged.
     #[must_use]
     pub fn send_buffer(&self) -> usize {
         self.file.pair.endpoints.lock()[self.file.me].send_buffer
@@ -740,7 +742,7 @@ impl StreamSocket {
         self.file.pair.set_send_buffer(self.file.me, bytes);
     }
 
-    /// The status flags (`F_GETFL`).
+    /// Returns the status flags (`F_GETFL`).
     #[must_use]
     pub fn flags(&self) -> SocketFlags {
         SocketFlags::from_bits_retain(self.file.flags.load(Ordering::Relaxed))

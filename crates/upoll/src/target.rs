@@ -80,7 +80,7 @@ pub trait Source {
 macro_rules! is_source {
     ($($object:ident $(<$message:ident>)?),*) => { $(
         impl $(<$message>)? $object $(<$message>)? {
-            /// As an open file, to be watched.
+            /// Returns a borrowed reference to the open file.
             #[must_use]
             #[inline]
             pub fn as_file_ref(&self) -> $crate::FileRef<'_> {

@@ -195,7 +195,7 @@ impl Timer {
     /// `timerfd_settime(2)`: the timer fires `after` from now, and then each `interval`, or once if that is zero.
     ///
     /// Returns the setting before. Expirations that were not read are dropped. If `after` is zero the timer is disarmed.
-    /// Times are in nanoseconds; of more than some 292 years they never come.
+    /// Times are in nanoseconds; times beyond about 292 years never come.
     ///
     /// Timers that are due by now fire first. Their callbacks run after the change, at the end of the call: one that arms
     /// this timer again has the last word, also after [`disarm`](Timer::disarm).

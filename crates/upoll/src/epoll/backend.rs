@@ -12,8 +12,7 @@ use super::Set;
 use super::interest::{Interests, Item};
 use crate::errno::Errno;
 use crate::events::Event;
-use crate::file::Description;
-use crate::file::InKernel;
+use crate::file::{Description, InKernel};
 use crate::sync::OnceBox;
 use crate::wait::Deferred;
 

@@ -11,7 +11,7 @@ use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready, time};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileId, FileRef, Held, PollTable, WatcherLink};
+use crate::file::{Description, FileId, FileRef, Held, Key, PollTable, WatcherLink};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
 
@@ -96,15 +96,14 @@ impl Epoll {
     /// `epoll_ctl` for a user-level file.
     #[inline(always)]
     pub(crate) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        let key = (file.identity(), file.fd());
         match op {
             Op::Add => {
                 let (description, fd) = file.into_parts();
                 // SAFETY: `file` is borrowed for longer than the call.
                 unsafe { self.add_file(description, fd, event.events(), event.data()) }
             }
-            Op::Mod => self.modify_file(key, event.events(), event.data()),
-            Op::Del => self.delete_file(key),
+            Op::Mod => self.modify_file(file.key(), event.events(), event.data()),
+            Op::Del => self.delete_file(file.key()),
         }
     }
 
@@ -115,7 +114,7 @@ impl Epoll {
     /// loaded in accesses of different widths, which the processor cannot forward from its store
     /// buffer.
     #[inline(never)]
-    fn modify_file(&self, key: (FileId, i32), events: Events, data: u64) -> Result<(), Errno> {
+    fn modify_file(&self, key: Key, events: Events, data: u64) -> Result<(), Errno> {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let _scope = Scope::enter();
@@ -193,7 +192,7 @@ impl Epoll {
             // Added, now check for callbacks.
             let attended = attend_silent_member(self.description());
             if attended.is_err() {
-                let _ = self.delete_file((file.identity(), file.fd()));
+                let _ = self.delete_file(file.key());
             }
             return attended;
         }
@@ -203,14 +202,14 @@ impl Epoll {
     /// Executes DEL. The arguments are passed in registers, as for
     /// [`modify_file`](Self::modify_file).
     #[inline(never)]
-    fn delete_file(&self, (identity, fd): (FileId, i32)) -> Result<(), Errno> {
-        self.check_self(identity)?;
+    fn delete_file(&self, key: Key) -> Result<(), Errno> {
+        self.check_self(key.0)?;
         // Ends last, for its tasks may panic.
         let _scope = Scope::enter();
         let mut left = None;
         let result = {
             let mut inner = self.set().lock();
-            self.set().delete(&mut inner, identity, fd, &mut left)
+            self.set().delete(&mut inner, key, &mut left)
         };
         if let Some(left) = left {
             left.finish();
@@ -245,8 +244,7 @@ impl Epoll {
             Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
                 self.check_self(file.identity())?;
-                let (identity, fd) = (file.identity(), file.fd());
-                self.set().delete(inner, identity, fd, left)
+                self.set().delete(inner, file.key(), left)
             }
         }
     }
@@ -305,9 +303,8 @@ impl Epoll {
                 .and_then(|()| attend_nested(self.description(), target));
             if result.is_err() {
                 let mut inner = self.set().lock();
-                let (identity, fd) = (file.identity(), file.fd());
                 // Another thread may have deleted it.
-                let _ = self.set().delete(&mut inner, identity, fd, &mut left);
+                let _ = self.set().delete(&mut inner, file.key(), &mut left);
             }
         }
         if let Some(left) = left {
@@ -328,13 +325,13 @@ impl Epoll {
     ) -> Result<(), Errno> {
         let set = self.set();
         let wanted = wanted(event.events());
-        if inner.find(file.identity(), file.fd()).is_some() {
+        if inner.find(file.key()).is_some() {
             return Err(Errno::EXIST);
         }
-        if set.rotates && target.is_none() && set.has_source(inner) {
-            return Err(Errno::INVAL);
-        }
         if set.rotates && target.is_none() {
+            if set.has_source(inner) {
+                return Err(Errno::INVAL);
+            }
             // A kernel fd that was the source and was closed has left its slack.
             set.watched_by.set_slack(0);
         }
@@ -534,12 +531,12 @@ impl Set {
     pub(super) fn change_interest(
         &self,
         inner: &Interests,
-        (identity, fd): (FileId, i32),
+        key: Key,
         events: Events,
         data: u64,
         publish: impl FnOnce(&Item, Events),
     ) -> Result<*const Item, Errno> {
-        let item = inner.find(identity, fd).ok_or(Errno::NOENT)?;
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
         // SAFETY: found in the table with the lock held.
         let node = unsafe { &*item };
         if node.interest().contains(Events::EXCLUSIVE) {
@@ -587,11 +584,10 @@ impl Set {
     fn delete(
         &self,
         inner: &mut Interests,
-        identity: FileId,
-        fd: i32,
+        key: Key,
         left: &mut Option<Forgotten>,
     ) -> Result<(), Errno> {
-        let item = inner.find(identity, fd).ok_or(Errno::NOENT)?;
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
         let claim = Self::unhook(inner, item);
         self.forget(inner, item, claim, left);
         Ok(())

@@ -98,7 +98,7 @@ impl<'a> CtlPass<'a> {
         data: u64,
     ) -> Result<(), Errno> {
         let epoll = self.epoll;
-        let key = (file.identity(), file.fd());
+        let key = file.key();
         epoll.check_modify(key.0, events)?;
         if self.changed.is_full() {
             self.poll_all_changed();

@@ -19,7 +19,7 @@ use super::ready::ReadyList;
 use super::slab::Slab;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileId, FileRef, Held, WatcherLink};
+use crate::file::{Description, FileId, FileRef, Held, Key, WatcherLink};
 use crate::memory::boxed;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
@@ -163,6 +163,13 @@ impl Item {
         self.fd.with(|fd| unsafe { *fd })
     }
 
+    /// # Safety
+    /// As [`file`](Self::file).
+    unsafe fn key(&self) -> Key {
+        // SAFETY: the caller's contract.
+        unsafe { (FileId::of(self.file()), self.fd()) }
+    }
+
     /// Keeps the item's set alive.
     ///
     /// # Safety
@@ -222,17 +229,14 @@ pub(crate) struct Interests {
 // SAFETY: the raw pointers inside lead to items of the slab, which lives as long as this does.
 unsafe impl Send for Interests {}
 
-fn hash(identity: FileId, fd: i32) -> u64 {
+fn hash((identity, fd): Key) -> u64 {
     FxBuildHasher.hash_one((identity.addr(), fd))
 }
 
 fn hash_of(slots: &Slab, slot: u32) -> u64 {
     // SAFETY: only slots in the table are asked about. They are registered, and a caller that has
     // the slab holds the set's lock.
-    unsafe {
-        let item = &*slots.get(slot);
-        hash(FileId::of(item.file()), item.fd())
-    }
+    hash(unsafe { (*slots.get(slot)).key() })
 }
 
 /// Whether a table with room for `capacity` entries should become smaller when it has `len`.
@@ -259,14 +263,14 @@ impl Interests {
 
     /// The item for a key.
     #[inline]
-    pub(crate) fn find(&self, identity: FileId, fd: i32) -> Option<*const Item> {
+    pub(crate) fn find(&self, key: Key) -> Option<*const Item> {
         // The item that the look-up looks at last is the one it finds.
         let mut found = ptr::null();
-        self.table.find(hash(identity, fd), |&slot| {
+        self.table.find(hash(key), |&slot| {
             let item = self.slots.get(slot);
             found = item;
             // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-            unsafe { (*item).fd() == fd && FileId::of((*item).file()) == identity }
+            unsafe { (*item).key() == key }
         })?;
         Some(found)
     }
@@ -293,11 +297,10 @@ impl Interests {
             return Err(Errno::NOMEM);
         };
         let item = self.slots.get(slot);
-        let key = (file.identity(), file.fd());
         // SAFETY: the slot was vacant: nobody else knows it, and `&mut self` is the set's lock.
         unsafe {
             (*item).file.with_mut(|place| *place = Some(file.keep()));
-            (*item).fd.with_mut(|fd| *fd = key.1);
+            (*item).fd.with_mut(|fd| *fd = file.fd());
             (*item).set_data(data);
             // The hook comes later, and publishes it.
             (*item).interest.store(interest.bits(), Ordering::Relaxed);
@@ -305,7 +308,7 @@ impl Interests {
         }
         let slots = &self.slots;
         self.table
-            .insert_unique(hash(key.0, key.1), slot, |&slot| hash_of(slots, slot));
+            .insert_unique(hash(file.key()), slot, |&slot| hash_of(slots, slot));
         Ok(item)
     }
 
@@ -313,10 +316,10 @@ impl Interests {
     /// may run the object's destructor, after it has released the set's lock.
     pub(crate) fn remove(&mut self, item: *const Item) -> Held {
         // SAFETY: the item is registered here and `&mut self` is the set's lock.
-        let (identity, fd) = unsafe { (FileId::of((*item).file()), (*item).fd()) };
-        let entry = self.table.find_entry(hash(identity, fd), |&slot| {
-            ptr::eq(self.slots.get(slot), item)
-        });
+        let key = unsafe { (*item).key() };
+        let entry = self
+            .table
+            .find_entry(hash(key), |&slot| ptr::eq(self.slots.get(slot), item));
         let Ok(entry) = entry else {
             unreachable!("a registered item is in its set's table")
         };
@@ -395,10 +398,10 @@ impl Interests {
 
     pub(crate) fn slot_of(&self, item: *const Item) -> u32 {
         // SAFETY: the item is registered here and `&self` borrows the locked set.
-        let (identity, fd) = unsafe { (FileId::of((*item).file()), (*item).fd()) };
-        let slot = self.table.find(hash(identity, fd), |&slot| {
-            ptr::eq(self.slots.get(slot), item)
-        });
+        let key = unsafe { (*item).key() };
+        let slot = self
+            .table
+            .find(hash(key), |&slot| ptr::eq(self.slots.get(slot), item));
         match slot {
             Some(&slot) => slot,
             None => unreachable!("a registered item is in its set's table"),

@@ -42,13 +42,13 @@ impl WatchLimit {
         }
     }
 
-    /// How many watches the account allows.
+    /// Returns the number of watches that the account allows.
     #[must_use]
     pub fn max(&self) -> usize {
         self.max
     }
 
-    /// How many watches are drawn, unused parts of lots included.
+    /// Returns the number of watches that are drawn, unused parts of lots included.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)

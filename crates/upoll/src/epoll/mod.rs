@@ -52,8 +52,9 @@ use self::limit::{Account, Allowance};
 use self::time::Schedules;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::KernelSource;
-use crate::file::{Description, File, FileId, FileRef, PollTable, Pollable, TimeSource};
+use crate::file::{
+    Description, File, FileId, FileRef, KernelSource, PollTable, Pollable, TimeSource,
+};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
@@ -86,6 +87,12 @@ const ROTATION_SLACK: u32 = 4;
 
 /// Events at the end of a source, which no read or write uses up. `ERR` alone is that of a writer whose readers are gone.
 pub(crate) const HANG_UP: Events = Events::ALWAYS.union(Events::RDHUP);
+
+/// Returns whether any of the events is the end of a source.
+pub(crate) fn any_hangs_up(events: &[Event]) -> bool {
+    let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
+    events.iter().any(hangs_up)
+}
 
 /// The set itself (`struct eventpoll`).
 pub(crate) struct Set {
@@ -313,8 +320,7 @@ impl Pollable for Set {
 
 /// An epoll set: watches open files, reports which are ready.
 ///
-/// It watches user-level objects, anything [`Pollable`] in a [`File`], and descriptors of the
-/// kernel. A set is itself an open file and may be watched by other sets.
+/// It watches user-level objects, anything [`Pollable`] in a [`File`], and kernel fds. A set is itself an open file and may be watched by other sets.
 ///
 /// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
 /// it. All calls may be made from any number of threads at once.
@@ -336,6 +342,13 @@ impl Pollable for Set {
 ///   Its place among the events of a report is open.
 /// - A poll drops from the ready list, on each side, the items before the first ready one that are
 ///   idle again. So after a poll the order may differ from Linux's.
+///
+/// A set with kernel fds has own fds. If the program closes them, the next call on the set opens others. Where the kernel
+/// refuses that, the call fails with `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`, `ELOOP` or `EINVAL`, and the next one tries
+/// again.
+///
+/// # Fork
+/// A set belongs to the process that made it. The child of a `fork` leaves it alone, and makes its own.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
@@ -464,7 +477,7 @@ impl Epoll {
     /// one below. A thread that meets others again and again leaves the set's lock to them for some microseconds more.
     ///
     /// # Errors
-    /// `EINVAL`: `events` is empty.
+    /// `EINVAL`: `events` is empty. Others only if the program has closed [own fds](Self#kernel-fds).
     pub fn try_wait(&self, events: &mut [Event]) -> Result<usize, Errno> {
         if events.is_empty() {
             return Err(Errno::INVAL);
@@ -623,13 +636,13 @@ impl Epoll {
         Ok(found)
     }
 
-    /// How many interests the set holds.
+    /// Returns the number of interests that the set holds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.file.lock().len() + self.file.backend().map_or(0, |backend| backend.len())
     }
 
-    /// Whether the set watches nothing.
+    /// Returns whether the set watches nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

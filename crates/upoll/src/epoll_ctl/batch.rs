@@ -19,7 +19,7 @@ pub struct CtlCommand<'a> {
     pub target: Target<'a>,
     /// The events of interest, and their data. DEL ignores it.
     pub interest: Event,
-    /// How it went. Only those commands are written that were executed.
+    /// The result of the command. Only commands that were executed are written.
     pub result: Result<(), Errno>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> CtlCommand<'a> {
         self.target.kernel().filter(|_| self.op == Op::Mod)
     }
 
-    /// Any operation.
+    /// A command of any operation.
     #[must_use]
     pub const fn new(op: Op, target: Target<'a>, interest: Event) -> Self {
         CtlCommand {
@@ -76,7 +76,7 @@ impl Epoll {
     /// Neighbouring changes to user-level members share one pass under the set's lock.
     ///
     /// # Errors
-    /// Nothing was done: `EINVAL`: there are no commands. A command fails as [`ctl`](Self::ctl) does.
+    /// `EINVAL`: there are no commands. A command fails as [`ctl`](Self::ctl) does, in its own result.
     ///
     /// # Example
     /// ```

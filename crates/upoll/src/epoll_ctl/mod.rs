@@ -23,13 +23,18 @@ impl Epoll {
     ///
     /// # Errors
     /// In this order, as Linux checks:
+    /// - `EPERM`: `source` is a kernel fd that cannot be polled, such as that of a regular file.
     /// - `EINVAL`: `source` is this set; or `EXCLUSIVE` with a set as `source`, or with bits other
     ///   than `IN`, `OUT`, `ERR`, `HUP`, `WAKEUP`, `ET`.
     /// - `ELOOP`: the set would watch itself through others, or sets would nest deeper than 5.
     /// - `EEXIST`: the open file is watched under this fd already.
-    /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
-    ///   up through sets that watch sets.
-    /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
+    /// - `EINVAL`: a second source for a rotating set.
+    /// - `ENOSPC`: the account of watches is used up, or for a kernel fd that of the user. `ENOMEM`: no memory.
+    /// - `EINVAL`: more paths than Linux allows from a file up through sets that watch sets.
+    ///
+    /// Beside these:
+    /// - `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: `source` is, or is a set that has, a kernel fd or a shared eventfd, and
+    ///   the kernel has no fds, memory or watches for the [own fds](Epoll#kernel-fds) of this set or of one above.
     /// - `EBUSY`: `source` is, or is a set that has, a kernel fd or a shared eventfd, and a
     ///   [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a set
     ///   above, which has [`ROTATE`](crate::CreateFlags::ROTATE). It would not be woken. Linux has no such error, nor such
@@ -44,6 +49,7 @@ impl Epoll {
     /// It re-arms a oneshot interest, and a ready edge-triggered one is reported anew.
     ///
     /// # Errors
+    /// - `EPERM`: `source` is a kernel fd that cannot be polled.
     /// - `EINVAL`: `interest` has `EXCLUSIVE`, or `source` is this set.
     /// - `ENOENT`: `source` is not watched.
     /// - `EINVAL`: it is watched with `EXCLUSIVE`.
@@ -58,7 +64,8 @@ impl Epoll {
     /// that waits in the set keeps waiting.
     ///
     /// # Errors
-    /// `EINVAL`: `source` is this set. `ENOENT`: it is not watched.
+    /// `EPERM`: `source` is a kernel fd that cannot be polled. `EINVAL`: `source` is this set. `ENOENT`: it is not
+    /// watched.
     #[doc(alias = "EPOLL_CTL_DEL")]
     pub fn delete(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
         self.ctl(Op::Del, source.target(), Event::default())

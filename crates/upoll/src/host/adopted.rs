@@ -27,6 +27,7 @@ impl Epoll {
     /// the kernel has no fds or memory for it. `EAGAIN`, `EBUSY`, `ELOOP`:
     /// callbacks wait for the set or for one above it, and no thread can wait for them; the set has adopted the members, and a
     /// further call tries again. `EBADF`, `EINVAL`: `kernel_set` is not a set.
+    #[doc(hidden)]
     pub fn adopt_kernel_set(
         &self,
         kernel_set: BorrowedFd<'_>,
@@ -67,6 +68,7 @@ impl Epoll {
     ///
     /// Threads that wait in this set, by any call, continue to see events of those members. There
     /// must be no others, and none must be added.
+    #[doc(hidden)]
     pub fn give_up_kernel_set(&self) {
         let Some(backend) = EpollBackend::of(self.set()) else {
             return;
@@ -83,14 +85,16 @@ impl Epoll {
         EpollBackend::of(self.set()).is_some()
     }
 
-    /// How many interests the set holds in files that are not the kernel's.
+    /// Returns the number of interests that the set holds in files that are not the kernel's.
+    #[doc(hidden)]
     #[must_use]
     pub fn len_in_core(&self) -> usize {
         self.set().lock().len()
     }
 
-    /// Returns how many interests the set holds, or more: closed kernel fds still count. Unlike
+    /// Returns the number of interests that the set holds, or a larger one: closed kernel fds still count. Unlike
     /// [`len`](Self::len) it reads no file.
+    #[doc(hidden)]
     #[must_use]
     pub fn len_at_most(&self) -> usize {
         let backend = EpollBackend::of(self.set());

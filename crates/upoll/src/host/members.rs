@@ -201,8 +201,9 @@ impl EpollBackend {
 }
 
 impl Epoll {
-    /// Whether a call that this one interrupts, in a signal handler, has locked the set: what looks
+    /// Returns whether a call that this one interrupts, in a signal handler, has locked the set: what looks
     /// through its interests would wait for that for ever.
+    #[doc(hidden)]
     #[must_use]
     pub fn is_locked_here(&self) -> bool {
         let source = EpollBackend::of(self.set()).and_then(|backend| backend.rotation.as_ref());

@@ -3,8 +3,8 @@
 //! The layer between the core and sleeping threads. It adds a [`KernelBackend`] to a set: a kernel
 //! epoll set in which the kernel fds are registered with the user's own data, and in which threads
 //! of such a set sleep. So level, edge, oneshot and exclusive interests in kernel fds mean exactly
-//! what the kernel means by them. When something in the core becomes ready, the wake fd of the set
-//! ([`sleep_set`]) wakes a thread there. A set that watches others with a kernel backend learns
+//! what the kernel means by them. When something in the core becomes ready, the seal of the kernel
+//! set ([`own_fds`]) wakes a thread there. A set that watches others with a kernel backend learns
 //! through a nesting fd of its own what happens in theirs ([`nested`]). Each worker watches the
 //! source of a rotating set separately, in its own kernel set ([`rotation`]). Shared eventfds
 //! ([`shared`]) report changes in other processes to sets by kernel fds of their own
@@ -105,8 +105,7 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::Description;
-use crate::file::InKernel;
+use crate::file::{Description, InKernel};
 use crate::memory::boxed;
 use crate::sync::{
     AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
@@ -525,7 +524,7 @@ impl KernelBackend for EpollBackend {
 
     fn wake_one(&self, deferred: &mut Deferred) {
         self.wakes_sent.fetch_add(1, Ordering::Relaxed);
-        sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
+        deferred.push_shared(&self.sleep_set().fd);
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {

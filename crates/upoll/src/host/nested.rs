@@ -359,65 +359,62 @@ impl EpollBackend {
         special: Special,
         events: Events,
     ) -> bool {
-        let mut queued = false;
+        // A slot that means another item by now has that one polled for nothing.
+        let Some(item) = interests.at(slot) else {
+            return false;
+        };
+        // SAFETY: registered, and the set's lock is held.
+        let node = unsafe { &*item };
+        if node.state() & state::WATCHES_SET == 0 {
+            return false;
+        }
+        // SAFETY: registered, and the set's lock is held.
+        let below = as_set(unsafe { node.file() });
+        if let (Special::Nested(_), Some(below)) = (special, below)
+            && let Some(backend) = EpollBackend::of(below)
         {
-            // A slot that means another item by now has that one polled for nothing.
-            let Some(item) = interests.at(slot) else {
-                return false;
-            };
-            // SAFETY: registered, and the set's lock is held.
-            let node = unsafe { &*item };
-            if node.state() & state::WATCHES_SET == 0 {
-                return false;
-            }
-            // SAFETY: registered, and the set's lock is held.
-            let below = as_set(unsafe { node.file() });
-            if let (Special::Nested(_), Some(below)) = (special, below)
-                && let Some(backend) = EpollBackend::of(below)
+            backend.hear_from_above(below);
+        }
+        let is_chosen = matches!(special, Special::Chosen(_));
+        if is_chosen {
+            // Other rotating sets may share the source, and what workers are woken for there.
+            if let Some(rotation) = rotation_at(interests, slot)
+                && !events.intersects(Events::ALWAYS | rotation.woken_for())
             {
-                backend.hear_from_above(below);
+                return false;
             }
-            let is_chosen = matches!(special, Special::Chosen(_));
-            if is_chosen {
-                // Other rotating sets may share the source, and what workers are woken for there.
-                if let Some(rotation) = rotation_at(interests, slot)
-                    && !events.intersects(Events::ALWAYS | rotation.woken_for())
-                {
-                    return false;
-                }
-                // The fd of another set's source may be that of another file by now.
-                // SAFETY: as above.
-                if special != Special::Chosen(slot) && unsafe { Set::poll_item(node) }.is_empty() {
-                    return false;
-                }
-                if let Some(rotating) = below {
-                    rotating.note_hang_up(events);
-                }
-            }
-            let mut is_wanted = false;
+            // The fd of another set's source may be that of another file by now.
             // SAFETY: as above.
-            each_that_watches(set, interests, unsafe { node.file() }, |item| {
-                // SAFETY: as above.
-                if unsafe { item.as_ref() }.interest().intersects(Set::SHOWN) {
-                    is_wanted = true;
-                    // One event more, for another worker of a rotating set.
-                    // SAFETY: as above.
-                    let is_new = unsafe { set.queue(item) };
-                    // A wait that rechecked this set may have queued it, and told no set above.
-                    queued |= is_new || set.rotates() || set.watched_by.has_several();
-                }
-            });
-            if is_chosen && is_wanted {
-                if node.interest().intersects(Set::SHOWN) {
-                    node.entry
-                        .owner_word
-                        .fetch_or(state::CHOSEN, Ordering::Relaxed);
-                }
-                self.choose(slot, false);
-            } else if let (true, Some(rotating)) = (is_chosen, below) {
-                // The kernel does not know that the interest was used up, or is in nothing.
-                rotating.watched_by.pass_on_in_turn(Events::IN);
+            if special != Special::Chosen(slot) && unsafe { Set::poll_item(node) }.is_empty() {
+                return false;
             }
+            if let Some(rotating) = below {
+                rotating.note_hang_up(events);
+            }
+        }
+        let (mut is_wanted, mut queued) = (false, false);
+        // SAFETY: as above.
+        each_that_watches(set, interests, unsafe { node.file() }, |item| {
+            // SAFETY: as above.
+            if unsafe { item.as_ref() }.interest().intersects(Set::SHOWN) {
+                is_wanted = true;
+                // One event more, for another worker of a rotating set.
+                // SAFETY: as above.
+                let is_new = unsafe { set.queue(item) };
+                // A wait that rechecked this set may have queued it, and told no set above.
+                queued |= is_new || set.rotates() || set.watched_by.has_several();
+            }
+        });
+        if is_chosen && is_wanted {
+            if node.interest().intersects(Set::SHOWN) {
+                node.entry
+                    .owner_word
+                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
+            }
+            self.choose(slot, false);
+        } else if let (true, Some(rotating)) = (is_chosen, below) {
+            // The kernel does not know that the interest was used up, or is in nothing.
+            rotating.watched_by.pass_on_in_turn(Events::IN);
         }
         queued
     }

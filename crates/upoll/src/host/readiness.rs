@@ -18,7 +18,7 @@
 //! interrupt any step.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use super::own_fds::OwnFd;
 use super::{EpollBackend, exists, harvest_of, kernel};
@@ -27,7 +27,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
-use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
+use crate::wait::{Deferrable, Mode, Place, Reply, WaitEntry, Wake};
 
 /// The kernel set shows a ring that was not taken away since.
 const RUNG: u32 = 1;
@@ -217,21 +217,13 @@ impl ReadyFd {
             self.ring();
         }
     }
-
-    /// Rings once all locks of a wakeup are free. The set may be gone by then: the action holds the fd.
-    fn ring_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
-        let kept = SharedBox::into_raw(SharedBox::clone(this));
-        deferred.push(ring_and_drop, kept.as_ptr().expose_provenance());
-    }
 }
 
-fn ring_and_drop(kept: usize) {
-    let Some(kept) = NonNull::new(ptr::with_exposed_provenance_mut(kept)) else {
-        return;
-    };
-    // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
-    let ready = unsafe { SharedBox::<ReadyFd>::from_raw(kept) };
-    ready.ring();
+/// The set may be gone by then. The fd lives on.
+impl Deferrable for ReadyFd {
+    fn run(&self) {
+        self.ring();
+    }
 }
 
 /// The readiness fd of a set, in the queue of the set's watchers.
@@ -262,7 +254,7 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
         return Reply::Declined;
     }
     if wake.mode != Mode::Query && shown.is_linked.load(Ordering::SeqCst) && ready.needs_ring() {
-        ReadyFd::ring_later(ready, wake.deferred);
+        wake.deferred.push_shared(ready);
     }
     // An event loop that watches the fd may be busy with something else: the event is for threads that sleep in line.
     Reply::Declined

@@ -36,8 +36,7 @@ use crate::errno::Errno;
 use crate::eventfd::listeners::{Shared, Wakers};
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step};
 use crate::events::{Event, Events};
-use crate::file::Description;
-use crate::file::InKernel;
+use crate::file::{Description, InKernel};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::target::Target;
@@ -140,9 +139,9 @@ impl EventFd {
     /// - [`demote`](Self::demote) does nothing to it.
     ///
     /// # Errors
-    /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name. `ENOMEM`: no memory for the
-    /// page. `EMFILE`, `ENFILE`: no descriptors for the two eventfds of the kernel's that carry
-    /// readiness from one process to another.
+    /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name. `EMFILE`, `ENFILE`, `ENOMEM`,
+    /// `ENOSPC`: the kernel has no memory for the page, or no fds or watches for the two eventfds of its own
+    /// that carry readiness from one process to another.
     ///
     /// # Example
     /// ```
@@ -231,7 +230,7 @@ impl EventFd {
         Self::with_shared_count(boxed(counter).ok()?, self.flags()).ok()
     }
 
-    /// Whether it was made to be [shared](Self::shared).
+    /// Returns whether it was made to be [shared](Self::shared).
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shared_counter().is_some()

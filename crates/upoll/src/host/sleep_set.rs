@@ -1,7 +1,6 @@
 //! A kernel set that threads sleep in; a wake of one of them is an edge-triggered event of its own.
 
 use std::os::fd::RawFd;
-use std::ptr::{self, NonNull};
 
 use super::kernel;
 use super::own_fds::OwnFd;
@@ -11,7 +10,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::SharedBox;
 use crate::sync::{AtomicUsize, Ordering};
-use crate::wait::Deferred;
+use crate::wait::Deferrable;
 
 pub(super) struct SleepSet {
     pub(super) fd: SharedBox<WakeableSet>,
@@ -101,13 +100,6 @@ impl WakeableSet {
         self.fd.is_rung() && self.fd.quiet(self.data)
     }
 
-    /// [`wake`](Self::wake) once the locks of a wake are free. The set may be gone by then: the action
-    /// holds it, so its fd means nothing else.
-    pub(super) fn wake_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
-        let set = SharedBox::into_raw(SharedBox::clone(this));
-        deferred.push(wake_now, set.as_ptr().expose_provenance());
-    }
-
     /// Clears the data of wakeups: the seal stays a member that is never asked for anything.
     pub(super) fn forget_wakes(&self) {
         self.fd.quiet(0);
@@ -127,12 +119,9 @@ impl WakeableSet {
     }
 }
 
-fn wake_now(set: usize) {
-    let Some(set) = NonNull::new(ptr::with_exposed_provenance_mut(set)) else {
-        return;
-    };
-    // SAFETY: the address is of `SharedBox::into_raw` in `wake_later`, whose count is taken over here,
-    // once: a deferred action runs once.
-    let set = unsafe { SharedBox::<WakeableSet>::from_raw(set) };
-    set.wake();
+/// The user's set may be gone by then. This one lives on, so its fd means nothing else.
+impl Deferrable for WakeableSet {
+    fn run(&self) {
+        self.wake();
+    }
 }

@@ -50,7 +50,7 @@ impl Epoll {
     /// call. Without commands it is a wait.
     ///
     /// # Errors
-    /// Nothing was done: `EINVAL`: `events` is empty.
+    /// `EINVAL`: `events` is empty; no command was executed. Commands and the wait fail in their own results.
     ///
     /// # Example
     /// ```

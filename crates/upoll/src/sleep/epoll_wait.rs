@@ -13,7 +13,7 @@ use crate::epoll::backend::KernelBackend;
 use crate::epoll::handover;
 use crate::epoll::scan::Turns;
 use crate::epoll::time::TimeKeeper;
-use crate::epoll::{Epoll, HANG_UP, Set};
+use crate::epoll::{Epoll, Set, any_hangs_up};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{EpollBackend, SignalMask};
@@ -33,9 +33,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, with or without `SA_RESTART`. `EMFILE`, `ENFILE`, `ENOMEM`: a thread
+    /// is never restarted, with or without `SA_RESTART`. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: a thread
     /// that waits for the first time in a rotating set whose source is a kernel fd needs own fds,
-    /// and there are none.
+    /// and there are none. Others only if the program has closed [own fds](Self#kernel-fds).
     ///
     /// # Example
     /// ```
@@ -127,7 +127,7 @@ impl Epoll {
     ///
     /// # Errors
     /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
-    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd or memory for the sleep.
+    /// through. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd, memory or watch for the sleep.
     ///
     /// # Example
     /// ```
@@ -363,40 +363,7 @@ fn wait_in_turn(
         };
         // In line still: a timer that fires now chooses a thread, which may be this one.
         let outcome = end_sleep(&mut keeper, outcome, sleep);
-        let mut ready = 0;
-        let hangs_up = |events: &[Event]| {
-            let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
-            events.iter().any(hangs_up)
-        };
-        if outcome != Outcome::Woken {
-            // Out of the line before the look: the event of a wake that chooses this thread after it
-            // would be lost.
-            sleeper.entry.unhook();
-            // A thread that was not woken takes what is there: the chosen worker may not come.
-            set.recheck_rotating();
-            ready = set.harvest(events);
-            if hangs_up(&events[..ready]) {
-                // No thread can use that up.
-                set.sleepers.pass_on_in_turn(Events::IN);
-            }
-        } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
-            ready = set.harvest(events);
-            let has_another = hangs_up(&events[..ready]);
-            let is_ready = || ready > 0 || set.is_pending();
-            let mut deferred = Deferred::new();
-            // SAFETY: the queue is the set's, which is borrowed.
-            unsafe {
-                // The next thread polls before it sleeps.
-                sleeper
-                    .entry
-                    .settle(is_ready, has_another, Notes::Stay, &mut deferred)
-            };
-        }
-        if let Some(queue) = sleeper.entry.unhook() {
-            // Chosen between the end of the sleep and now.
-            // SAFETY: as above.
-            unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
-        }
+        let ready = harvest_and_leave(set, &sleeper, events, arrival, outcome);
         if outcome == Outcome::Woken && arrival != Arrival::InTurn && !has_backend {
             set.tally.count(|tally| tally.woken(ready));
         }
@@ -411,6 +378,48 @@ fn wait_in_turn(
             Outcome::Interrupted => return Some(Err(Errno::INTR)),
         }
     }
+}
+
+/// Harvests for a thread that came into line by `arrival`, and whose sleep had this `outcome`. The thread is out of the
+/// line afterwards.
+fn harvest_and_leave(
+    set: &Set,
+    sleeper: &Sleeper,
+    events: &mut [Event],
+    arrival: Arrival,
+    outcome: Outcome,
+) -> usize {
+    let mut ready = 0;
+    if outcome != Outcome::Woken {
+        // Out of the line before the look: the event of a wake that chooses this thread after it
+        // would be lost.
+        sleeper.entry.unhook();
+        // A thread that was not woken takes what is there: the chosen worker may not come.
+        set.recheck_rotating();
+        ready = set.harvest(events);
+        if any_hangs_up(&events[..ready]) {
+            // No thread can use that up.
+            set.sleepers.pass_on_in_turn(Events::IN);
+        }
+    } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
+        ready = set.harvest(events);
+        let has_another = any_hangs_up(&events[..ready]);
+        let is_ready = || ready > 0 || set.is_pending();
+        let mut deferred = Deferred::new();
+        // SAFETY: the queue is the set's, which is borrowed.
+        unsafe {
+            // The next thread polls before it sleeps.
+            sleeper
+                .entry
+                .settle(is_ready, has_another, Notes::Stay, &mut deferred)
+        };
+    }
+    if let Some(queue) = sleeper.entry.unhook() {
+        // Chosen between the end of the sleep and now.
+        // SAFETY: as above.
+        unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
+    }
+    ready
 }
 
 impl Epoll {

@@ -28,7 +28,7 @@ impl PipeReader {
     /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As [`read`](Self::read). `ENOMEM`: there is no memory for a list of more than eight buffers.
     pub fn read_vectored<B: DerefMut<Target = [u8]>>(
         &self,
         buffers: &mut [B],
@@ -82,14 +82,14 @@ impl PipeWriter {
     /// reading end wakes all. A signal handler with `SA_RESTART` does not end the wait, unless a
     /// part is written.
     ///
-    /// It writes less than asked for if a signal handler ran or the reading end was closed after a
-    /// part was written. It also does so if the end is `NONBLOCK`, as
+    /// It writes less than asked for if a signal handler ran, the reading end was closed, or memory ran out
+    /// after a part was written. It also does so if the end is `NONBLOCK`, as
     /// [`try_write`](Self::try_write). An empty write always returns 0.
     ///
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits and the end is `NONBLOCK`.
-    /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written. `ESTALE`: it
-    /// was [demoted](Self::demote) before that.
+    /// `ENOMEM`: there is no memory for the first byte. `EINTR`: a signal handler without `SA_RESTART` ran
+    /// before anything was written. `ESTALE`: it was [demoted](Self::demote) before that.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.write_from(&mut Gather::new(&[bytes]))
@@ -98,7 +98,7 @@ impl PipeWriter {
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// As [`write`](Self::write). `ENOMEM` also: there is no memory for a list of more than eight buffers.
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
         self.write_from(&mut Gather::new(&slices(buffers)?))
     }

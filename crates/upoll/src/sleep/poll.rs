@@ -47,7 +47,7 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 ///   restarted, with or without `SA_RESTART`. A handler that runs between a spurious wakeup and the
 ///   next sleep does not end the call. A program that depends on the signal uses [`ppoll`], which
 ///   has no such gap.
-/// - `ENOMEM`: no memory for a long list, or no descriptor for the thread's eventfd.
+/// - `ENOMEM`: no memory for a long list, or no fd for the thread's wake fd.
 ///
 /// # Example
 /// ```

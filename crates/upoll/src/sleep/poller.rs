@@ -129,8 +129,9 @@ const ASLEEP: u32 = 1;
 const WOKEN: u32 = 2;
 
 impl Poller<'_> {
-    /// False if a wake came since the last [`get_up`](Self::get_up).
-    fn lie_down(&self) -> bool {
+    /// Announces that the thread is about to sleep. Returns false if a wake came since it was last
+    /// [awake](Self::set_awake).
+    fn prepare_to_sleep(&self) -> bool {
         self.state
             .compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
@@ -138,7 +139,7 @@ impl Poller<'_> {
 
     /// Poll the objects afterwards: later wakeups are noticed, and the poll sees what earlier
     /// wakeups have published.
-    fn get_up(&self) {
+    fn set_awake(&self) {
         self.state.swap(AWAKE, Ordering::SeqCst);
         fence_after_rmw();
     }
@@ -150,7 +151,7 @@ impl Poller<'_> {
         match self.wake_fd {
             // The word may be gone by the time this runs; see `super::wake_thread`.
             None => deferred.push(futex::wake_one, futex::address(&self.state)),
-            Some(wake_fd) => ThreadWakeFd::ring_later(wake_fd, deferred),
+            Some(wake_fd) => deferred.push_shared(wake_fd),
         }
     }
 
@@ -537,14 +538,14 @@ fn wait_for_any(
         if wake_fd.is_none() && seen.sources > 0 {
             return Ok(None);
         }
-        let may_sleep = poller.lie_down();
+        let may_sleep = poller.prepare_to_sleep();
         let Some(wake_fd) = wake_fd else {
             let outcome = if may_sleep {
                 poller.sleep(awaited.limit(deadline))
             } else {
                 Outcome::Woken
             };
-            poller.get_up();
+            poller.set_awake();
             awaited.fire_due();
             // Ready entries take precedence over a limit or a signal, whatever ended the sleep.
             seen = call.poll_all(&mut table);
@@ -573,7 +574,7 @@ fn wait_for_any(
             listening_fd: listening_fd.as_ref().map(ListeningFd::fd),
         };
         let asked = call.ask(limit.as_ref(), mask, Some(own));
-        poller.get_up();
+        poller.set_awake();
         awaited.fire_due();
         if mask.is_some()
             && let Err(errno) = asked

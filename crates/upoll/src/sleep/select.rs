@@ -40,9 +40,9 @@ use crate::target::Target;
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
-/// - `EBADF`: an fd in the sets is not open. Then nothing was looked at.
+/// - `EBADF`: an fd in the sets is not open. No object was polled then.
 /// - `EINTR`: a signal handler ran and nothing was ready; the call is never restarted.
-/// - `ENOMEM`: no memory for long sets, or no descriptor for the thread's eventfd.
+/// - `ENOMEM`: no memory for long sets, or no fd for the thread's wake fd.
 ///
 /// # Example
 /// ```

@@ -79,7 +79,7 @@ impl SigSet {
         }
     }
 
-    /// Whether a signal is in the set.
+    /// Returns whether a signal is in the set.
     #[must_use]
     pub fn contains(&self, signal: i32) -> bool {
         // SAFETY: the set is initialised.

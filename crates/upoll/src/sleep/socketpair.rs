@@ -27,7 +27,7 @@ impl StreamSocket {
     /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As [`read`](Self::read). `ENOMEM`: there is no memory for a list of more than eight buffers.
     pub fn read_vectored<B: DerefMut<Target = [u8]>>(
         &self,
         buffers: &mut [B],
@@ -55,7 +55,7 @@ impl StreamSocket {
     /// leaves the buffers filled in part.
     ///
     /// # Errors
-    /// As [`read`](Self::read); `EAGAIN` also if `flags` holds `DONTWAIT`.
+    /// As [`read_vectored`](Self::read_vectored); `EAGAIN` also if `flags` holds `DONTWAIT`.
     ///
     /// # Example
     /// ```
@@ -131,8 +131,8 @@ impl StreamSocket {
     /// Writes all of `bytes`; waits while the send buffer is used up. A write that has begun to
     /// wait continues when at most a quarter of the buffer is used.
     ///
-    /// It writes less than asked for if a signal handler ran or sending was shut down after a part
-    /// was written. It also does so if the socket is `NONBLOCK`, as [`try_write`](Self::try_write).
+    /// It writes less than asked for if a signal handler ran, sending was shut down, or memory ran out after a
+    /// part was written. It also does so if the socket is `NONBLOCK`, as [`try_write`](Self::try_write).
     /// A signal handler with `SA_RESTART` does not end the wait, unless a part is written.
     ///
     /// # Errors
@@ -147,7 +147,8 @@ impl StreamSocket {
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
     ///
     /// # Errors
-    /// As [`write`](Self::write), but no bytes at all give 0 always.
+    /// As [`write`](Self::write), but a write of no bytes always returns 0. `ENOMEM`: there is no memory for a
+    /// list of more than eight buffers.
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
         let buffers = slices(buffers)?;
         if buffers.iter().all(|buffer| buffer.is_empty()) {

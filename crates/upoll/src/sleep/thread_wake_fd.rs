@@ -18,7 +18,6 @@
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
-use core::ptr::{self, NonNull};
 use std::os::fd::{AsRawFd, RawFd};
 
 #[cfg(not(upoll_loom))]
@@ -27,7 +26,7 @@ use crate::errno::Errno;
 use crate::host::own_fds::OwnFd;
 use crate::host::{generation, kernel};
 use crate::memory::SharedBox;
-use crate::wait::Deferred;
+use crate::wait::Deferrable;
 
 /// A kernel set that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
@@ -97,12 +96,6 @@ impl ThreadWakeFd {
         self.set.as_raw_fd()
     }
 
-    /// Sends a wake once the waker has released its locks.
-    pub(super) fn ring_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
-        let kept = SharedBox::into_raw(SharedBox::clone(this));
-        deferred.push(ring_and_drop, kept.as_ptr().expose_provenance());
-    }
-
     /// Whether it is usable and unreadable as it is, without a system call. A wake that is just being sent may
     /// make it readable yet, and then ends a sleep early.
     fn is_quiet(&self) -> bool {
@@ -115,14 +108,11 @@ impl ThreadWakeFd {
     }
 }
 
-fn ring_and_drop(kept: usize) {
-    let Some(kept) = NonNull::new(ptr::with_exposed_provenance_mut(kept)) else {
-        return;
-    };
-    // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
-    let wake_fd = unsafe { SharedBox::<ThreadWakeFd>::from_raw(kept) };
-    if wake_fd.is_of_this_process() {
-        wake_fd.set.ring(0);
+impl Deferrable for ThreadWakeFd {
+    fn run(&self) {
+        if self.is_of_this_process() {
+            self.set.ring(0);
+        }
     }
 }
 

@@ -26,7 +26,7 @@ impl Clock {
     }
 }
 
-/// How long a call may wait, in nanoseconds, counted from the call.
+/// The longest time that a call may wait, in nanoseconds from the call on.
 ///
 /// A wait never ends early for its limit; how late it ends is up to the kernel's timers and
 /// scheduler (some 50 us by default, see `prctl(2)`, `PR_SET_TIMERSLACK`).
@@ -45,19 +45,19 @@ pub struct Timeout {
 }
 
 impl Timeout {
-    /// Wait however long it takes.
+    /// No limit.
     pub const NEVER: Timeout = Timeout {
         clock: Clock::Monotonic,
         limit: None,
     };
 
-    /// Do not wait.
+    /// A limit of zero: the call does not wait.
     pub const NOW: Timeout = Timeout {
         clock: Clock::Monotonic,
         limit: Some(Duration::ZERO),
     };
 
-    /// Wait for `limit` by `clock`.
+    /// A limit that `clock` measures.
     #[must_use]
     pub const fn after(clock: Clock, limit: Duration) -> Self {
         Timeout {

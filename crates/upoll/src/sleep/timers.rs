@@ -56,8 +56,8 @@ impl Timers {
     /// Callbacks and wakers of timers run on this thread. A panic of one ends the call and goes on there; the timer has fired.
     ///
     /// # Errors
-    /// `EINVAL`: the clock is virtual, or `stop` is not to be watched. `ENOMEM`, `ENOSPC`: there is no memory or no watch
-    /// for the wait. If `stop` is a kernel fd, also the errors of [`Epoll::add`] for such.
+    /// `EINVAL`: the clock is virtual. `ENOMEM`, `ENOSPC`: there is no memory or no watch for the wait. Further errors are
+    /// those of [`Epoll::add`] for `stop`, and of [`Epoll::wait`] but for `EINTR`.
     ///
     /// # Example
     /// ```

@@ -45,7 +45,7 @@ pub(super) fn tries_since(since: Instant) {
 }
 
 impl LockCounts {
-    /// The counts of the calling thread.
+    /// Returns the counts of the calling thread.
     #[must_use]
     pub fn of_this_thread() -> Self {
         COUNTS.get()

@@ -2,12 +2,21 @@
 
 use core::mem::MaybeUninit;
 use core::ptr;
+#[cfg(any(feature = "std", upoll_loom))]
+use core::ptr::NonNull;
 
 use super::{CallbackSlot, Pushed, Scope, TaskSlot, WaitQueue};
 use crate::events::Events;
 use crate::memory::SharedBox;
 
 pub(crate) type Action = (fn(usize), usize);
+
+/// A value that a wakeup does something with once its locks are free.
+#[cfg(any(feature = "std", upoll_loom))]
+pub(crate) trait Deferrable {
+    /// Makes the system call of the wakeup.
+    fn run(&self);
+}
 
 /// Actions delayed until the locks of the wakeup are released: the system calls that wake threads,
 /// and wakers and callbacks.
@@ -135,6 +144,20 @@ impl Deferred {
     #[inline]
     pub(crate) fn let_run(&mut self, chosen: u32) {
         self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
+    }
+
+    /// Has `shared` [run](Deferrable::run) once all locks are free. It lives on until then.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn push_shared<T: Deferrable>(&mut self, shared: &SharedBox<T>) {
+        fn run<T: Deferrable>(place: usize) {
+            let Some(place) = NonNull::new(ptr::with_exposed_provenance_mut(place)) else {
+                return;
+            };
+            // SAFETY: the place is that of `into_raw` below, and an action runs once.
+            unsafe { SharedBox::<T>::from_raw(place) }.run();
+        }
+        let place = SharedBox::into_raw(shared.clone());
+        self.push(run::<T>, place.as_ptr().expose_provenance());
     }
 
     /// Does what was put off so far. The caller holds no lock.

@@ -26,6 +26,8 @@ mod rotation;
 mod tasks;
 mod waker;
 
+#[cfg(any(feature = "std", upoll_loom))]
+pub(crate) use self::deferred::Deferrable;
 pub(crate) use self::deferred::Deferred;
 use self::deferred::Level;
 use self::list::{EXCLUSIVE, LINKED, List};
@@ -173,6 +175,9 @@ impl WaitQueue {
     /// Call it after the new state is visible. It calls every non-exclusive waiter, then exclusive
     /// ones until one took it. An empty `key` means "poll yourself". A thread or task that was woken is no
     /// waiter until it waits again.
+    ///
+    /// With `std` it does not wait for the lock of the queue. If another call holds that, it delivers the wakeup at its
+    /// end, and this one returns 0.
     pub fn wake(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         self.wake_published(key)

@@ -1,7 +1,8 @@
 //! The two closes: of a watched file and of the set.
 //!
-//! An item is removed exactly once, by the thread that finds it in the table with the set's lock held.
-//! That is a DEL, the close of the set, or the close of the file. None of these takes a global lock.
+//! An item is removed exactly once, by the thread that finds it in the interest list with the set's lock held.
+//! That is a DEL, the close of the set, the close of the file, or an ADD that fails after it has inserted the item.
+//! None of these takes a global lock, except that an ADD of a set holds one.
 
 use core::ptr::NonNull;
 
@@ -11,7 +12,7 @@ use super::item_of;
 use crate::epoll::Set;
 use crate::epoll::interest::Item;
 use crate::events::Events;
-use crate::file::{FileId, Held, Watchers};
+use crate::file::{FileId, Held, Key, Watchers};
 use crate::sync::{Mutex, Rule, broken};
 use crate::wait::{Scope, WaitQueue};
 
@@ -52,10 +53,10 @@ impl Set {
 
     /// Removes the item of a file that closed, unless another thread has done so. The caller is in a
     /// [`Scope`].
-    fn remove_closed(&self, identity: FileId, fd: i32) {
+    fn remove_closed(&self, key: Key) {
         let mut left = None;
         let mut inner = self.lock();
-        let removed = self.delete(&mut inner, identity, fd, &mut left);
+        let removed = self.delete(&mut inner, key, &mut left);
         drop(inner);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
@@ -136,7 +137,7 @@ pub(super) fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
             // set has not finished closing and can be pinned.
             unsafe { ((*item).pin_set(), (*item).fd()) }
         };
-        set.object().remove_closed(identity, fd);
+        set.object().remove_closed((identity, fd));
         // Dropping the pin may free the set: all its locks are free.
     }
 }

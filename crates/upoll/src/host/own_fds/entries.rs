@@ -58,7 +58,7 @@ const BRIEF: u32 = 0;
 pub(super) const SET: u32 = 1;
 /// The fd of a seal.
 pub(super) const SEAL: u32 = 2;
-/// An own fd that a child of a fork continues to use: a wake fd of shared eventfds, the set that
+/// An own fd that a child of a fork continues to use: a notifier of a shared eventfd, the set that
 /// they are members of, or a file of an embedder.
 pub(super) const KEPT: u32 = 3;
 /// A member of a kernel set of the library's. Its entry has the fd of that set in `under`.

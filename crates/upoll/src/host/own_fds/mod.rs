@@ -277,52 +277,13 @@ impl OwnFd {
         set.proof = Proof::Sealed;
         let made = SETS_MADE.fetch_add(1, Ordering::Relaxed);
         set.identity.store(made.wrapping_add(1), Ordering::Relaxed);
-        let entry = set.entry;
-        entry.kind.store(SET, Ordering::Release);
+        set.entry.kind.store(SET, Ordering::Release);
         // A program that closes the seal again and again meets an error at last.
         let mut error = Errno::MFILE;
         for _ in 0..3 {
-            let seal = match Seal::take() {
-                Ok(seal) => seal,
-                Err(errno) => {
-                    error = errno;
-                    break;
-                }
-            };
-            // Published, now look: a thread that moves the seal looks for sets after it has changed the fd.
-            entry
-                .seal
-                .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
-            let under = seal.fd();
-            entry.under.store(under, Ordering::SeqCst);
-            let change = |op, under| {
-                set.try_call(|set| kernel::epoll_ctl_by_fd(set, op, under, &Event::default()))
-            };
-            let mut added = change(Op::Add, under);
-            // Another thread may check a lost set of that fd at this moment, and takes the seal out again.
-            let mut backoff = Backoff::new();
-            while backoff.waits() < WAITS_FOR_A_CHECK {
-                if added != Err(Errno::EXIST) || is_adopted || is_protected() {
-                    break;
-                }
-                backoff.wait();
-                added = change(Op::Add, under);
-            }
-            if is_protected() && seal.fd() != under {
-                // The seal was moved meanwhile, and `under` may mean a file of the program's.
-                let _ = change(Op::Del, under);
-                set.change_seal(&Event::default());
-                return Ok(set);
-            }
-            match added {
-                // An adopted set that was given up keeps the seal.
-                Ok(()) | Err(Errno::EXIST) => return Ok(set),
-                Err(errno) => {
-                    entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
-                    seal.leave();
-                    seal.give_up();
-                    error = errno;
-                }
+            match Seal::take().and_then(|seal| set.add_seal(seal, is_adopted)) {
+                Ok(()) => return Ok(set),
+                Err(errno) => error = errno,
             }
             if !matches!(error, Errno::BADF | Errno::PERM) {
                 break;
@@ -330,6 +291,46 @@ impl OwnFd {
         }
         set.proof = Proof::Brief;
         Err(error)
+    }
+
+    /// Adds a seal to this kernel set, which was just opened. If that fails the seal is given up.
+    fn add_seal(&self, seal: &'static Seal, is_adopted: bool) -> Result<(), Errno> {
+        let entry = self.entry;
+        // Published, now look: a thread that moves the seal looks for sets after it has changed the fd.
+        entry
+            .seal
+            .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
+        let under = seal.fd();
+        entry.under.store(under, Ordering::SeqCst);
+        let change =
+            |op| self.try_call(|set| kernel::epoll_ctl_by_fd(set, op, under, &Event::default()));
+        let mut added = change(Op::Add);
+        // Another thread may check a lost set of that fd at this moment, and takes the seal out again.
+        let mut backoff = Backoff::new();
+        while added == Err(Errno::EXIST)
+            && !is_adopted
+            && !is_protected()
+            && backoff.waits() < WAITS_FOR_A_CHECK
+        {
+            backoff.wait();
+            added = change(Op::Add);
+        }
+        if is_protected() && seal.fd() != under {
+            // The seal was moved meanwhile, and `under` may mean a file of the program's.
+            let _ = change(Op::Del);
+            self.change_seal(&Event::default());
+            return Ok(());
+        }
+        match added {
+            // An adopted set that was given up keeps the seal.
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => {
+                entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
+                seal.leave();
+                seal.give_up();
+                Err(errno)
+            }
+        }
     }
 
     /// A file that was just opened, known from now on as a member of `set`, which asks for no events
@@ -615,9 +616,7 @@ impl OwnFd {
             forget(fd, self.entry);
         }
     }
-}
 
-impl OwnFd {
     /// Puts the file of `anew` in the place of this one, which was lost. Both are sealed sets.
     pub(super) fn replace_lost(&self, anew: OwnFd) {
         let (Proof::Sealed, Proof::Sealed) = (&self.proof, &anew.proof) else {
