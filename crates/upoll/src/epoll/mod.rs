@@ -320,7 +320,8 @@ impl Pollable for Set {
 
 /// An epoll set: watches open files, reports which are ready.
 ///
-/// It watches user-level objects, anything [`Pollable`] in a [`File`], and kernel fds. A set is itself an open file and may be watched by other sets.
+/// It watches user-level objects, anything [`Pollable`] in a [`File`], and kernel fds. A set is itself
+/// an open file and may be watched by other sets.
 ///
 /// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
 /// it. All calls may be made from any number of threads at once.
@@ -474,7 +475,8 @@ impl Epoll {
     /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
     ///
     /// Fills `events` from the front and returns their number. Blocks only while other calls hold the lock of the set, or of
-    /// one below. A thread that meets others again and again leaves the set's lock to them for some microseconds more.
+    /// one below. A thread that meets others there again and again leaves the set's lock to them for longer: with many
+    /// threads, which all do nothing else, for about two milliseconds at most.
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. Others only if the program has closed [own fds](Self#kernel-fds).
