@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use callbacks::{Calls, IN, LONG, alone, block_on, drain, fill, polled, watched};
 use open_fds::{ALL, close_all, open_in, opened_by};
-use threads::in_child;
+use threads::{in_child, until_others_sleep};
 use upoll::{Epoll, Errno, Event, Events, Readiness, Watch};
 
 #[test]
@@ -168,6 +168,8 @@ fn a_child_adds_a_set_to_one_that_callbacks_of_its_parent_wait_for() {
     outer.add(&reader, IN).unwrap();
     inner.add(&reader, IN).unwrap();
     let (_watch, _, calls) = watched(&outer, Events::IN);
+    // A lock that the attendant holds at the fork stays locked in the child.
+    until_others_sleep();
     in_child(|| {
         // SAFETY: a hanging child is ended.
         unsafe { libc::alarm(60) };
@@ -196,6 +198,7 @@ fn the_child_of_a_fork_has_an_attendant_of_its_own() {
     let kept = [watched(&reader, Events::IN), watched(&set, Events::IN)];
     let mut inherited = Some([watched(&reader, Events::IN), watched(&set, Events::IN)]);
     for _ in 0..5 {
+        until_others_sleep();
         in_child(|| {
             // SAFETY: a hanging child is ended; it may not fork without end.
             unsafe {

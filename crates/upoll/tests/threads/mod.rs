@@ -30,6 +30,16 @@ pub fn until_asleep(tid: i32) {
     }
 }
 
+/// Waits until each other thread of this process sleeps, or has ended.
+pub fn until_others_sleep() {
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let other: i32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        if other != tid() {
+            until_asleep(other);
+        }
+    }
+}
+
 /// Starts a thread that runs `body`. Returns when the thread is asleep in it.
 pub fn asleep<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
