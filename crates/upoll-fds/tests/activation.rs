@@ -173,16 +173,37 @@ const COPIES: Which = Which {
     bits: 1 << 10,
 };
 
+/// Opens a set in which a thread sleeps. The file that interrupts waits is open as well: it comes with the first kernel fd.
+fn set_with_a_sleeper() -> (RawFd, mpsc::Receiver<Result<usize, Errno>>) {
+    let epfd = upoll_fds::epoll_create1(0).unwrap();
+    let waits = asleep_in(epfd);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let first = Epoll::new().unwrap();
+    first.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    (epfd, waits)
+}
+
+/// Makes the set active without an fd for it. `meanwhile` runs at that moment. Returns the error, and the `outcome` of what
+/// another thread did meanwhile.
+fn change_without_fds<T: Send + 'static>(
+    epfd: RawFd,
+    meanwhile: impl FnMut(&Call) -> Answer + Send,
+    outcome: mpsc::Receiver<T>,
+) -> (Result<usize, Errno>, Result<T, mpsc::RecvTimeoutError>) {
+    answered(COPIES, meanwhile, move || {
+        without_fds(|| {
+            let changed = polled(epfd);
+            (changed, outcome.recv_timeout(Duration::from_secs(60)))
+        })
+    })
+}
+
 /// Another thread is about to make the set active, and gets no fd for it.
 #[test]
 fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
     let _alone = alone();
-    let epfd = upoll_fds::epoll_create1(0).unwrap();
-    let _waits = asleep_in(epfd);
+    let (epfd, _waits) = set_with_a_sleeper();
     let (reader, _writer) = std::io::pipe().unwrap();
-    // With the first set comes the file that interrupts waits.
-    let warm_up = Epoll::new().unwrap();
-    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
     let reader = reader.as_raw_fd();
     let (send, added) = mpsc::channel();
     let mut send = Some(send);
@@ -201,12 +222,7 @@ fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
         }
         Answer::Kernels
     };
-    let (changed, added) = answered(COPIES, adds, move || {
-        without_fds(|| {
-            let changed = polled(epfd);
-            (changed, added.recv_timeout(Duration::from_secs(60)))
-        })
-    });
+    let (changed, added) = change_without_fds(epfd, adds, added);
     assert_eq!(changed, Err(Errno::MFILE));
     assert_eq!(added, Ok(Ok(())));
 }
@@ -216,12 +232,7 @@ fn a_kernel_fd_is_added_beside_a_change_that_has_no_fd() {
 fn a_wait_that_cannot_begin_beside_a_change_that_has_no_fd_ends_by_its_limit() {
     const HOUR: i32 = 3_600_000;
     let _alone = alone();
-    let epfd = upoll_fds::epoll_create1(0).unwrap();
-    let _waits = asleep_in(epfd);
-    let (reader, _writer) = std::io::pipe().unwrap();
-    // With the first set comes the file that interrupts waits.
-    let warm_up = Epoll::new().unwrap();
-    warm_up.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    let (epfd, _waits) = set_with_a_sleeper();
     let (send, waited) = mpsc::channel();
     let (send_tid, tid) = mpsc::channel();
     let (begin, begins) = mpsc::channel();
@@ -244,12 +255,7 @@ fn a_wait_that_cannot_begin_beside_a_change_that_has_no_fd_ends_by_its_limit() {
         }
         Answer::Kernels
     };
-    let (changed, waited) = answered(COPIES, waits_as_well, move || {
-        without_fds(|| {
-            let changed = polled(epfd);
-            (changed, waited.recv_timeout(Duration::from_secs(60)))
-        })
-    });
+    let (changed, waited) = change_without_fds(epfd, waits_as_well, waited);
     assert_eq!(changed, Err(Errno::MFILE));
     // On a very busy machine the wait has given up before the change did.
     assert!(
