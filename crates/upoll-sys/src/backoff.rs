@@ -64,8 +64,7 @@ pub fn wait_until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Lets other threads run on this processor: `sched_yield(2)`, not by the C library's name, which the program may have
-/// taken over.
+/// Yields the processor to other threads: `sched_yield(2)`. The program may have taken over the C library's name for it.
 pub fn yield_now() {
     // SAFETY: the call has no arguments and changes no memory.
     let _ = unsafe { syscall!(SYS_sched_yield) };

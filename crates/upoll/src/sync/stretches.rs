@@ -29,16 +29,16 @@ const STRETCH: Duration = Duration::from_micros(100);
 /// Tries for the lock before a thread waits for it like any other. It stays away for half as long before each next one.
 const TRIES: u32 = 3;
 
-/// What a thread has seen of held locks.
+/// The contention that a thread has met.
 #[derive(Clone, Copy)]
 struct Contention {
-    /// When it found a lock held, for the first time in a [`WINDOW`].
+    /// The first time in a [`WINDOW`] that a lock was held.
     found_held: Instant,
-    /// How long it has waited for held locks since then.
+    /// The sum of the waits for locks since then.
     waited: Duration,
-    /// When it came back, if it has stayed away.
+    /// The end of the last absence.
     back: Option<Instant>,
-    /// How long it has stayed away.
+    /// The length of the last absence, up to its first try.
     away: Duration,
 }
 

@@ -146,7 +146,7 @@ impl Deferred {
         self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
     }
 
-    /// Has `shared` [run](Deferrable::run) once all locks are free. It lives on until then.
+    /// Puts off [`Deferrable::run`] until all locks are free, and keeps `shared` alive until then.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn push_shared<T: Deferrable>(&mut self, shared: &SharedBox<T>) {
         fn run<T: Deferrable>(place: usize) {
