@@ -102,7 +102,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
     if backend.has_silent_members() {
         return Ok(true);
     }
-    let inner = set.lock();
+    let inner = set.lock_from_above();
     if inner.nested == 0 {
         return Ok(false);
     }

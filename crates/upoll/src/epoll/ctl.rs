@@ -283,7 +283,7 @@ impl Epoll {
             time::learn(self.description(), source)?;
         }
         let mut result = {
-            let mut inner = self.set().lock();
+            let mut inner = self.set().lock_from_above();
             self.add_locked(
                 &mut inner,
                 file,

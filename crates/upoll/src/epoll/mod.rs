@@ -158,8 +158,8 @@ impl Set {
         self.inner.lock()
     }
 
-    /// As [`lock`](Self::lock), for a thread that may hold the lock of a set above, or that for ADDs of sets to sets. Others
-    /// wait for that one meanwhile, so the thread does not stay away from this one.
+    /// Takes the set's lock for a thread that may hold another lock: that of a set above, that for ADDs of sets to sets, or
+    /// that of a backend which is made anew. Others wait for that one meanwhile, so the thread does not stay away from this one.
     #[inline]
     pub(crate) fn lock_from_above(&self) -> MutexGuard<'_, Interests> {
         #[cfg(not(upoll_loom))]
@@ -476,7 +476,7 @@ impl Epoll {
     ///
     /// Fills `events` from the front and returns their number. Blocks only while other calls hold the lock of the set, or of
     /// one below. A thread that meets others there again and again leaves the set's lock to them for longer: with many
-    /// threads, which all do nothing else, for about two milliseconds at most.
+    /// threads, which all do nothing else, for about two milliseconds, or until other programs leave it the processor.
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. Others only if the program has closed [own fds](Self#kernel-fds).

@@ -139,7 +139,7 @@ impl EpollBackend {
         {
             let _restoring = self.restoring.lock();
             let set = description.object();
-            let interests = set.lock();
+            let interests = set.lock_from_above();
             // Another thread may have made it anew meanwhile, and not come to the sets below yet.
             below = if self.is_half_restored() || !self.is_intact() {
                 // From now on a call on the set waits here until all is in place again. A set that is made anew counts as
