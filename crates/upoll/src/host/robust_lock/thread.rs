@@ -101,10 +101,12 @@ impl Thread {
 
     #[cold]
     fn ask() -> Self {
+        // First: a handler may fork after it, and the child asks anew.
+        let generation = generation::current();
         // SAFETY: no pointers are involved.
         let id = unsafe { syscall!(SYS_gettid) }.unwrap_or(0);
         let thread = Thread {
-            generation: generation::current(),
+            generation,
             id: u32::try_from(id).unwrap_or(0),
             list: match registered() {
                 Some(list) if !list.is_null() => list,
