@@ -2,7 +2,6 @@
 
 use std::ffi::c_long;
 use std::hint;
-use std::time::{Duration, Instant};
 
 use crate::syscall;
 
@@ -51,15 +50,12 @@ impl Backoff {
 /// In nanoseconds: a sixteenth of a millisecond.
 const FIRST_NAP: c_long = 62_500;
 
-/// Waits until `is_so` returns true, but for a second at most.
+/// Waits until `is_so` returns true, but for about a second at most. The time is that of the sleeps, as the program may
+/// have a clock of its own that stands still.
 pub fn wait_until(mut is_so: impl FnMut() -> bool) {
-    const LONGEST: Duration = Duration::from_secs(1);
-    if is_so() {
-        return;
-    }
-    let begun = Instant::now();
+    const MOST_WAITS: usize = Backoff::SHORT + 1000;
     let mut backoff = Backoff::new();
-    while !is_so() && begun.elapsed() < LONGEST {
+    while !is_so() && (backoff.waits() as usize) < MOST_WAITS {
         backoff.wait();
     }
 }
@@ -82,4 +78,19 @@ fn sleep(nanoseconds: c_long) {
     };
     // SAFETY: the time is live. A signal may end it early, which does no harm.
     let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_what_never_comes_ends() {
+        let mut tries = 0;
+        wait_until(|| {
+            tries += 1;
+            false
+        });
+        assert!(tries > Backoff::SHORT);
+    }
 }

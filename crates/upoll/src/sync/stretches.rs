@@ -26,6 +26,9 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// whose last one was four times as long for half. After a hundred times as long it begins anew.
 const STRETCH: Duration = Duration::from_micros(100);
 
+/// A round takes a tenth of a microsecond or more, so that [`LONGEST`] passes before the rounds do.
+const MOST_ROUNDS: u32 = 10_000;
+
 /// Tries for the lock before a thread waits for it like any other. It stays away for half as long before each next one.
 const TRIES: u32 = 3;
 
@@ -88,14 +91,31 @@ pub(crate) fn lock_held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Spins for `time`. In long times other threads may have the processor.
 fn stay_away(time: Duration) {
     let gone = Instant::now();
-    loop {
+    spin_for(time, || gone.elapsed());
+}
+
+/// Spins until `elapsed` returns `time`. The clock may stand still, as a simulator's does that replaces the C library's
+/// `clock_gettime`. So the number of rounds is limited, too.
+fn spin_for(time: Duration, elapsed: impl Fn() -> Duration) {
+    for _ in 0..MOST_ROUNDS {
         for _ in 0..16 {
             hint::spin_loop();
         }
-        match gone.elapsed() {
+        match elapsed() {
             elapsed if elapsed >= time => break,
             elapsed if elapsed > STRETCH => yield_now(),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_comes_back_though_the_clock_stands_still() {
+        spin_for(LONGEST, || Duration::ZERO);
+        spin_for(LONGEST, || LONGEST / 2);
     }
 }
