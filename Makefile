@@ -64,7 +64,7 @@ $(OUT)/libupoll.a: $(ARCHIVE)
 	@mkdir -p $(OUT)
 	$(OBJCOPY) --strip-debug --remove-section .llvmbc --remove-section .llvmcmd $< $@
 
-$(OUT)/$(SONAME): $(ARCHIVE) crates/upoll-capi/upoll.map
+$(OUT)/$(SONAME): $(ARCHIVE) crates/upoll-capi/upoll.map include/upoll.h
 	@mkdir -p $(OUT)
 	$(CC) -shared -o $(OUT)/unsplit.so -Wl,-soname,$(SONAME) -Wl,--version-script=crates/upoll-capi/upoll.map \
 		-Wl,--gc-sections -Wl,-z,defs -Wl,-z,nodelete -Wl,--build-id $(LDFLAGS) \
@@ -80,7 +80,9 @@ $(addprefix $(OUT)/upoll.,$(SHELLS)): $(OUT)/upoll.%: $(OUT)/upoll
 	$< completions $* > $@
 
 comma := ,
-SYMBOLS := $(shell sed -n 's/^\t\t\(upoll_.*\);/\1/p' crates/upoll-capi/upoll.map)
+parenthesis := (
+# The header names what the library exports.
+SYMBOLS := $(shell grep -o '\bupoll_[a-z0-9_]*$(parenthesis)' include/upoll.h | tr -d '$(parenthesis)' | sort -u)
 
 PAGES := $(wildcard man/man[1-9]/*)
 # A page has a link for each other name that it is about, as PAGE=NAME. Calls that the C library does
