@@ -4,7 +4,7 @@
 #   job COMMAND...               starts one as soon as there is a place for it
 #   end_jobs                     waits for all of them
 #
-# A job is a command or a function, run in a subshell with "set -e". What it writes appears when it is
+# A job is a command or a function, run in a subshell with "set -e". Its output appears when it is
 # over, in the order of the jobs. CI_JOBS sets how many run at once.
 
 begin_jobs() {

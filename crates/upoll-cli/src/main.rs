@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| {
-        // Where standard error is closed there is nobody to tell.
+        // If standard error is closed, there is nobody to tell.
         let _ = writeln!(std::io::stderr(), "upoll: {error:#}");
         ExitCode::FAILURE
     })

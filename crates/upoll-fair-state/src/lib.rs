@@ -1,5 +1,5 @@
-//! The memory that the processes of one run of `libupoll_fair` share: which workers look after sleeping ones, and
-//! what each worker has counted.
+//! The memory that the processes of one run of `libupoll_fair` share: the workers that look after sleeping ones, and
+//! the counts of each worker.
 //!
 //! The library maps a file of this layout. `upoll` reads the file for counts while the run goes on.
 
@@ -12,17 +12,17 @@ pub const DEFAULT_POLICY: &str = "8";
 
 const WORKERS: usize = 1024;
 const GROUPS: usize = 64;
-/// How many workers of a group nap shortly. If one of them is the worker that does not accept, the other one
+/// The number of workers of a group that nap shortly. If one of them is the worker that does not accept, the other one
 /// notices.
 const GUARDS: usize = 2;
 /// A group is active for this long after a wakeup.
 const ACTIVE: u64 = 1_000_000_000;
-/// How long a guard of an active group sleeps at a time, and how long a connection waits at least before another worker than
-/// the one that was woken looks for it.
+/// The length of one sleep of a guard of an active group. Also the shortest time that a connection waits before
+/// another worker than the one that was woken looks for it.
 pub const SHORT: u64 = 20_000_000;
-/// How long a guard of an idle group sleeps at a time.
+/// The length of one sleep of a guard of an idle group.
 const IDLE: u64 = 100_000_000;
-/// How long any other worker sleeps at a time. It then becomes a guard if there are too few.
+/// The length of one sleep of any other worker. The worker then becomes a guard if there are too few.
 const LONG: u64 = 1_000_000_000;
 
 /// The layout of the shared file. All zeros is the initial state.
@@ -43,7 +43,7 @@ pub struct Group {
     key: AtomicU64,
     /// The time until which a guard sleeps at the longest; 0 if there is none.
     guards: [AtomicU64; GUARDS],
-    /// When a worker was last woken for one of the sockets.
+    /// The time at which a worker was last woken for one of the sockets.
     last_wakeup: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ pub struct Worker {
     pub empty: AtomicU64,
     /// Accepted connections.
     pub accepts: AtomicU64,
-    /// How often the worker went to the end of the line.
+    /// The number of times that the worker went to the end of the line.
     pub rotations: AtomicU64,
     /// Connections that waited though another worker had been woken.
     pub rescues: AtomicU64,
@@ -205,7 +205,7 @@ pub struct Counts {
     pub empty: u64,
     /// Accepted connections.
     pub accepts: u64,
-    /// How often the worker went to the end of the line.
+    /// The number of times that the worker went to the end of the line.
     pub rotations: u64,
     /// Connections that waited though another worker had been woken.
     pub rescues: u64,

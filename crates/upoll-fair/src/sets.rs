@@ -85,9 +85,9 @@ pub(crate) struct Set {
     is_private: AtomicBool,
     /// The sum of the cookies of exclusive members.
     key: AtomicU64,
-    /// When a thread last looked whether a connection waits that no worker accepts.
+    /// The time at which a thread last checked whether a connection waits that no worker accepts.
     looked: AtomicU64,
-    /// How often a set in this place was closed.
+    /// The number of times that a set in this place was closed.
     closes: AtomicU32,
 }
 

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-/// When a worker that has taken a wakeup goes to the end of the line.
+/// The time at which a worker that has taken a wakeup goes to the end of the line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// After each so many wakeups.

@@ -85,7 +85,7 @@ pub(crate) struct Sleeper {
     signals: u64,
 }
 
-/// Where a wait puts events, and how exact its limit is.
+/// The place where a wait puts events, and the exactness of its limit.
 pub(crate) struct Events {
     pub(crate) start: *mut epoll_event,
     pub(crate) capacity: c_int,
@@ -94,7 +94,7 @@ pub(crate) struct Events {
     pub(crate) is_fine: bool,
 }
 
-/// Whether a time to wait is no whole number of milliseconds.
+/// Returns whether a time to wait is no whole number of milliseconds.
 pub(crate) fn is_fine(limit: u64) -> bool {
     limit != NEVER && !limit.is_multiple_of(MILLI)
 }

@@ -305,7 +305,7 @@ fn disturb(mode: &str, policy: &str, time: Duration) {
     assert!(most_are_answered());
 }
 
-/// How long to disturb each server; `UPOLL_FAIR_SECONDS` makes it longer.
+/// Returns the time to disturb each server; `UPOLL_FAIR_SECONDS` makes it longer.
 fn seconds() -> Duration {
     let seconds = std::env::var("UPOLL_FAIR_SECONDS")
         .ok()

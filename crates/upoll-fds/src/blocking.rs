@@ -56,7 +56,7 @@ pub(crate) fn call_by_fd<T>(
     }
 }
 
-/// How far a call got that moves bytes.
+/// The progress of a call that moves bytes.
 pub(crate) struct Moved<R> {
     pub(crate) bytes: usize,
     /// The part that is left for another call by the fd, as the object was demoted midway.

@@ -240,7 +240,7 @@ pub(crate) fn is_fork_under_way() -> bool {
     FORKS.load(Ordering::SeqCst) != 0
 }
 
-/// How the step is ordered that `rule` is about.
+/// Returns the ordering of the step that `rule` is about.
 fn order(rule: Rule) -> Ordering {
     match broken(rule) {
         true => Ordering::Relaxed,

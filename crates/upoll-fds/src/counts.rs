@@ -1,21 +1,22 @@
-//! Whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else. And whether an
-//! fd was copied during a pass over the table, which can keep further copies from beginning.
+//! Finds out whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else.
+//! Also finds out whether an fd was copied during a pass over the table, which can keep further copies from beginning.
 
 use crate::signals::HeldBack;
 use crate::sync::{AtomicUsize, Backoff, Ordering, Rule, broken, global};
 
 global! {
-    /// How often an fd has become user-level: counted before the table has it, and once more when it does.
+    /// The number of times that an fd has become user-level. Each is counted before the table has the fd, and once
+    /// more when it does.
     static ADDED: AtomicUsize = AtomicUsize::new(0);
 }
 
 global! {
-    /// How many copies of user-level fds were made.
+    /// The number of copies of user-level fds that were made.
     static COPIES: AtomicUsize = AtomicUsize::new(0);
 }
 
 global! {
-    /// How many threads keep copies of user-level fds from beginning.
+    /// The number of threads that keep copies of user-level fds from beginning.
     static WITHOUT_COPIES: AtomicUsize = AtomicUsize::new(0);
 }
 

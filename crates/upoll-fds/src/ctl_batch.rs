@@ -37,7 +37,7 @@ impl EpollCtlCmd {
     }
 }
 
-/// How many changes one pass takes: as many objects are kept from closing for its length.
+/// The number of changes that one pass takes. As many objects are kept from closing for its length.
 const PASS: usize = 16;
 
 type Commands = SmallVec<[EpollCtlCmd; PASS]>;

@@ -166,7 +166,7 @@ fn ctl_object(
     set.as_epoll().ctl(op, target, interest.event())
 }
 
-/// Whether adding an object needs nothing of the set but that it is active.
+/// Returns whether adding an object needs nothing of the set but that it is active.
 #[inline]
 pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     match object {

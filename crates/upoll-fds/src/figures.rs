@@ -40,7 +40,7 @@ pub struct Page {
 struct SetPlace {
     /// The process ID; 0: free.
     process: AtomicU64,
-    /// When the place was taken, in nanoseconds of `CLOCK_BOOTTIME`.
+    /// The time at which the place was taken, in nanoseconds of `CLOCK_BOOTTIME`.
     taken: AtomicU64,
     fd: AtomicU64,
     members: AtomicU64,
@@ -251,8 +251,8 @@ pub(crate) struct Now {
     pub(crate) counters: Counters,
 }
 
-/// Which place a set has: the process that took it above the index plus one; 0: none. Without a free place, the index is
-/// one that does not exist.
+/// The place that a set has: the process that took it above the index plus one; 0: none. Without a free place, the
+/// index is one that does not exist.
 #[derive(Debug)]
 pub(crate) struct Place(AtomicU64);
 
@@ -328,16 +328,16 @@ impl Drop for Place {
 pub struct SetFigures {
     /// The process that the set is in.
     pub process: u32,
-    /// Since when the figures are shown, in nanoseconds of `CLOCK_BOOTTIME`. A process that has started later is another one
-    /// with the same ID.
+    /// The time since which the figures are shown, in nanoseconds of `CLOCK_BOOTTIME`. A process that has started
+    /// later is another one with the same ID.
     pub since: u64,
     /// The fd by which the set was last used.
     pub fd: u32,
-    /// How many members it has. Members in an adopted kernel set are not counted.
+    /// The number of members. Those in an adopted kernel set are not counted.
     pub members: u64,
-    /// Whether it rotates.
+    /// True if the set rotates.
     pub rotates: bool,
-    /// Whether the kernel set behind the fd is adopted: it has the kernel members, and the seal.
+    /// True if the kernel set behind the fd is adopted: it has the kernel members, and the seal.
     pub has_adopted: bool,
     /// As [`Counters::wakes`].
     pub wakes: u64,

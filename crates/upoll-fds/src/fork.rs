@@ -31,7 +31,7 @@ use crate::slot::in_use;
 use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, signals, table};
 use upoll_sys::backoff::wait_until;
 
-/// Whether fork handlers are registered; one of the following.
+/// The state of the registration of fork handlers; one of the following.
 static WATCH: AtomicU8 = AtomicU8::new(NOT_BEGUN);
 const NOT_BEGUN: u8 = 0;
 /// A thread is registering them.

@@ -14,10 +14,10 @@ use crate::pipe::raise_sigpipe;
 use crate::table::programs;
 use crate::{memory, table};
 
-/// How much one call moves at most (`MAX_RW_COUNT`).
+/// The number of bytes that one call moves at most (`MAX_RW_COUNT`).
 pub(crate) const MOST: usize = 0x7fff_f000;
 
-/// Whether a call ends with the error of an attempt that did not block. Otherwise it is made again by
+/// Returns whether a call ends with the error of an attempt that did not block. Otherwise the call is made again by
 /// [`call_by_fd`]: it has to block, or the object was demoted.
 #[cold]
 fn is_final(errno: Errno, object: &Object, fd: RawFd) -> bool {
@@ -284,10 +284,10 @@ fn after_write<R>(
     }
 }
 
-/// Whether a write of `count` bytes raises `SIGPIPE`. That is for the caller, once the call has released the object: a
-/// handler may not return.
+/// Returns whether a write of `count` bytes raises `SIGPIPE`. The caller raises it once the call has released the
+/// object: a handler may not return.
 ///
-/// Where the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is written. A
+/// If the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is written. A
 /// socket raises none then, nor does a nonblocking write: it found no room before the reader closed. For the end of a
 /// send that has waited see [`is_raised`].
 fn breaks(object: &Object, fd: RawFd, written: &mut Result<usize, Errno>, count: usize) -> bool {
@@ -303,8 +303,8 @@ fn breaks(object: &Object, fd: RawFd, written: &mut Result<usize, Errno>, count:
     }
 }
 
-/// Whether a failed write raises `SIGPIPE`. `ESHUTDOWN` becomes `EPIPE` without it: sending on a socket was shut down
-/// while the call waited for room.
+/// Returns whether a failed write raises `SIGPIPE`. `ESHUTDOWN` becomes `EPIPE` without the signal: sending on a
+/// socket was shut down while the call waited for room.
 pub(crate) fn is_raised(written: &mut Result<usize, Errno>) -> bool {
     if *written == Err(Errno::SHUTDOWN) {
         *written = Err(Errno::PIPE);

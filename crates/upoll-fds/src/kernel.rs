@@ -53,7 +53,7 @@ pub(crate) fn replace(fd: RawFd, new: RawFd) {
     }
 }
 
-/// Whether an fd is open at all (`fcntl(F_GETFD)`).
+/// Checks that an fd is open (`fcntl(F_GETFD)`).
 pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     unsafe { call!(SYS_fcntl, fd, libc::F_GETFD) }.map(drop)

@@ -26,20 +26,20 @@ const END: usize = if cfg!(target_arch = "x86_64") {
     1 << 56
 };
 
-/// How a page is to be used.
+/// The use of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Read,
     Write,
 }
 
-/// How many pages are remembered: enough for hundreds of threads that wait with room for ten thousand events.
+/// The number of known pages: enough for hundreds of threads that wait with room for ten thousand events.
 const KNOWN: usize = 1 << 14;
 
 /// So many pages, one after the other, have their places in a row: a buffer or a stack takes few pages of the table.
 const ROW: usize = 64;
 
-/// In how many places a page can be remembered.
+/// The number of places in which a page can be remembered.
 const WAYS: usize = 4;
 
 /// The pages that the kernel has confirmed: for each, [`as_readable`], and one more if it is writable. 0 is none. In no order
@@ -128,7 +128,7 @@ fn remember(page: usize, intent: Use) {
     }
 }
 
-/// How many of `len` bytes from `address` on can be used, without a gap.
+/// Returns the number of bytes, of `len` from `address` on, that can be used without a gap.
 #[inline]
 fn usable(address: usize, len: usize, intent: Use) -> usize {
     match is_on_known_page(address, len, intent) {
@@ -137,7 +137,7 @@ fn usable(address: usize, len: usize, intent: Use) -> usize {
     }
 }
 
-/// Whether all of it lies on one page that is known, as most does.
+/// Returns whether all of the memory lies on one page that is known, as most does.
 #[inline]
 fn is_on_known_page(address: usize, len: usize, intent: Use) -> bool {
     let page = address / PAGE;
@@ -203,7 +203,7 @@ pub(crate) unsafe fn writable<'a, T>(buffer: *mut T, count: usize) -> &'a mut [T
     unsafe { std::slice::from_raw_parts_mut(buffer, count) }
 }
 
-/// Whether all of a caller's buffer can be written.
+/// Returns whether all of a caller's buffer can be written.
 #[inline]
 pub(crate) fn is_writable<T>(buffer: *mut T, len: usize) -> bool {
     usable(buffer.addr(), len, Use::Write) == len
@@ -223,7 +223,7 @@ pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// Whether [`read`] would succeed, for who reads it in parts.
+/// Checks that [`read`] would succeed, for callers that read in parts.
 ///
 /// # Errors
 /// `EFAULT`: it cannot be read.

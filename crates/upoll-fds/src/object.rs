@@ -38,7 +38,7 @@ impl Object {
         .with_fd(fd)
     }
 
-    /// Whether the kernel has it now.
+    /// Returns whether the kernel has the object now.
     pub(crate) fn is_stale(&self) -> bool {
         match self {
             Object::EventFd(counter) => counter.is_stale(),
@@ -158,7 +158,7 @@ impl Object {
         })
     }
 
-    /// How many bytes there are to read (`FIONREAD`), if that can be asked.
+    /// Returns the number of bytes to read (`FIONREAD`), if that can be asked.
     pub(crate) fn available(&self) -> Option<usize> {
         match self {
             Object::PipeReader(end) => Some(end.available()),

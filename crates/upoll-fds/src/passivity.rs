@@ -1,4 +1,4 @@
-//! Whether the kernel serves a set with an fd: the way from passive to active.
+//! The state of a set with an fd: passive while the kernel serves the set, and the way from there to active.
 //!
 //! # The named pairs
 //! - A thread that waits in a passive set marks itself, then checks whether the set stays passive. A thread that makes the
@@ -15,8 +15,8 @@ const ACTIVE: usize = 1;
 /// The set has been demoted.
 const STALE: usize = 2;
 
-/// How many milliseconds a wait, or an ADD, stays away from a passive set that another thread tries to make active without an fd
-/// for it. A signal handler, or a fork, may have left that thread's call for good.
+/// The number of milliseconds that a wait, or an ADD, stays away from a passive set that another thread tries to make
+/// active without an fd for it. A signal handler, or a fork, may have left that thread's call for good.
 #[cfg(not(upoll_loom))]
 pub(crate) const MOST_TURNS: usize = 1000;
 

@@ -615,7 +615,7 @@ mod fds {
     #[derive(Debug)]
     pub struct Wait {
         record: &'static Record,
-        /// Whether the thread was in a wait before.
+        /// True if the thread was in a wait before.
         before: bool,
     }
 

@@ -153,7 +153,7 @@ unsafe fn select_masked(
 /// Words of the sets for fds below 320, as many as the kernel keeps on its stack.
 const FEW_WORDS: usize = 320 / WORD;
 
-/// How many objects are polled without a reference to each.
+/// The number of objects that are polled without a reference to each.
 const FEW: usize = 8;
 
 /// Serves a select that does not wait, of a few user-level objects with low fds: one of them is ready,

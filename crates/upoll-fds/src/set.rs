@@ -38,7 +38,7 @@ pub(crate) struct SetWithFd {
     rotates: bool,
     /// The kernel set has been adopted: a check of the set may take a system call.
     is_mixed: AtomicBool,
-    /// Where its figures are shown.
+    /// The place where its figures are shown.
     place: Place,
 }
 
@@ -215,7 +215,7 @@ fn is_among_the_last(epfd: RawFd) -> bool {
     upoll::internal::check_number_of_entries(end + NEEDED).is_err()
 }
 
-/// How many interruptions of waits in kernel sets have begun, and how many have ended.
+/// The number of interruptions of waits in kernel sets that have begun, and of those that have ended.
 static WAKES_BEGUN: AtomicU64 = AtomicU64::new(0);
 static WAKES_ENDED: AtomicU64 = AtomicU64::new(0);
 
@@ -233,9 +233,9 @@ fn wake_data() -> u64 {
         .map_or_else(|first| first, |_| drawn)
 }
 
-/// How often to wait for a thread that does not leave the kernel set. If it is in a signal handler,
-/// its wait ends after that anyway. If a busy machine does not let it run, it must not be abandoned:
-/// it would go on to wait for events that the kernel set does not have. So the limit is seconds.
+/// The number of tries to wait for a thread that does not leave the kernel set. If the thread is in a signal handler,
+/// its wait ends after that anyway. If a busy machine does not let the thread run, it must not be abandoned: it would
+/// go on to wait for events that the kernel set does not have. So the limit is seconds.
 const MOST_TRIES: usize = 3000;
 
 /// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.

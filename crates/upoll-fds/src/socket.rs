@@ -123,7 +123,7 @@ pub unsafe fn sendto(
     Ok(sent.finish(|()| unsafe { send(fd, bytes.wrapping_add(part), count - part, flags) }))
 }
 
-/// Whether a call that blocks has moved a part only because the socket changed hands.
+/// Returns whether a call that blocks has moved a part only because the socket was demoted.
 fn is_cut_short(socket: &StreamSocket, moved: usize, asked: usize) -> bool {
     moved < asked && socket.is_stale()
 }
@@ -183,7 +183,7 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
     }
 }
 
-/// Whether a send raises `SIGPIPE`, once the call has released the socket; see [`is_raised`].
+/// Returns whether a send raises `SIGPIPE`, once the call has released the socket; see [`is_raised`].
 fn breaks(sent: &mut Result<usize, Errno>, flags: i32) -> bool {
     is_raised(sent) && flags & libc::MSG_NOSIGNAL == 0
 }
@@ -259,9 +259,9 @@ pub unsafe fn recvfrom(
     Ok(received.finish(|()| unsafe { recv(fd, buffer.wrapping_add(part), count - part, flags) }))
 }
 
-/// Whether a call has received a part and waits for all, for which the kernel has the rest now.
+/// Returns whether a call that waits for all bytes has received a part, and the kernel has the rest now.
 fn wants_rest(socket: &StreamSocket, part: usize, asked: usize, flags: i32) -> bool {
-    // Nothing is the end; what is peeked at is not waited for.
+    // No bytes are the end of the stream. A call does not wait for all bytes that it peeks at.
     part > 0
         && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL
         && is_cut_short(socket, part, asked)

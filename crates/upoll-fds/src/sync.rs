@@ -47,7 +47,7 @@ type Handler = Box<dyn FnOnce()>;
 
 #[cfg(upoll_loom)]
 std::thread_local! {
-    /// How many points the thread passes before its handler runs, and the handler.
+    /// The number of points that the thread passes before its handler runs, and the handler.
     static HANDLER: std::cell::Cell<Option<(usize, Handler)>> = const { std::cell::Cell::new(None) };
 }
 

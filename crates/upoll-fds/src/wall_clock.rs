@@ -5,7 +5,7 @@ use std::time::Duration;
 use upoll::Errno;
 use upoll_sys::signals::Blocked;
 
-/// How long to sleep before the clock is looked at again: it may have been set.
+/// The longest sleep before the clock is read again: it may have been set.
 const GLANCE: Duration = Duration::from_secs(1);
 
 /// The time since 1970 by the wall clock.

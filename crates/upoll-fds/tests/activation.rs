@@ -37,7 +37,7 @@ fn limit_of_files(limit: libc::rlim_t) -> libc::rlim_t {
     }
 }
 
-/// How many seconds threads are ahead that [`LIVES_AHEAD`].
+/// The number of seconds that threads with [`LIVES_AHEAD`] are ahead.
 static AHEAD: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {

@@ -18,13 +18,13 @@ use self::notified::{Answer, Call, Which, answered};
 use upoll::{Errno, Event, Events, File, PollTable, Pollable, WaitQueue};
 use upoll_fds::{EpollWaitParams, UserSets};
 
-/// By how much the wall clock was set forward, in nanoseconds.
+/// The number of nanoseconds by which the wall clock was set forward.
 static STEP: AtomicI64 = AtomicI64::new(0);
-/// How often the wall clock was read.
+/// The number of times that the wall clock was read.
 static READS: AtomicUsize = AtomicUsize::new(0);
-/// The time by the wall clock when the call read it last, or the kernel for the call.
+/// The time by the wall clock when it was last read, by the call or by the kernel for the call.
 static LAST_READ: AtomicI64 = AtomicI64::new(0);
-/// How many waits by the wall clock the kernel was asked for.
+/// The number of waits by the wall clock that the kernel was asked for.
 static SLEEPS: AtomicUsize = AtomicUsize::new(0);
 /// The thread that waits.
 static WAITER: AtomicI32 = AtomicI32::new(0);

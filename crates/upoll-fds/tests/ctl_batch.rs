@@ -16,7 +16,7 @@ struct World {
     close: fn(i32),
 }
 
-/// Where in `targets` things are.
+/// The places of the fds in `targets`, by what they stand for.
 const COUNTERS: usize = 4;
 const PIPES: std::ops::Range<usize> = COUNTERS..COUNTERS + 4;
 const SETS: usize = PIPES.end;

@@ -10,7 +10,7 @@ use std::thread;
 use returns::returns;
 use upoll::{Errno, Event, Events};
 
-/// How often a race is tried.
+/// The number of times that a race is tried.
 const TRIES: usize = 40;
 
 /// The owner of the object, at first and at last.
@@ -113,7 +113,7 @@ fn message(list: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
-/// How bytes are moved.
+/// A way to move bytes.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// `read` and `write`
@@ -165,7 +165,7 @@ impl Way {
 
 const FIONREAD: u32 = 0x541b;
 
-/// How many bytes there are to read.
+/// Returns the number of bytes to read.
 fn available(fd: RawFd) -> usize {
     let mut count = 0_i32;
     // SAFETY: there is room for the fd.
@@ -325,7 +325,7 @@ fn records_of_many_writers_reach_many_readers_once_and_in_order() {
     });
 }
 
-/// How a thread waits for something to read.
+/// A way in which a thread waits for something to read.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     Read,

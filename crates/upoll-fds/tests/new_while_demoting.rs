@@ -12,10 +12,10 @@ use std::thread;
 
 use upoll::{Errno, Event, Events, Op};
 
-/// How often a race is tried.
+/// The number of times that a race is tried.
 const TRIES: usize = 5_000;
 
-/// How often an fd that moves is tried.
+/// The number of times that an fd that moves is tried.
 const MOVES: usize = 2_000;
 
 /// Ends of a pipe or a pair of sockets: what is read, and what is written.
@@ -52,7 +52,7 @@ fn pass_on(read: RawFd, write: RawFd, is_socket: bool, byte: u8) {
 }
 
 std::thread_local! {
-    /// Allocations until this thread hands everything over; none: it does not.
+    /// The number of allocations until this thread demotes everything; 0 if it does not.
     static UNTIL: Cell<usize> = const { Cell::new(0) };
 }
 

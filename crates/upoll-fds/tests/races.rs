@@ -12,7 +12,7 @@ use std::thread;
 use returns::returns;
 use upoll::{Errno, Event, Events, File, PollTable, Pollable};
 
-/// How often a race is tried.
+/// The number of times that a race is tried.
 const TRIES: usize = 20_000;
 
 /// More than any test takes from it, one at a time and without waiting.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use upoll::Errno;
 
-/// How many system calls the handler has answered.
+/// The number of system calls that the handler has answered.
 static ANSWERED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn answers(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {

@@ -362,7 +362,7 @@ fn the_kernel_fails_alike() {
     close([set, kernels]);
 }
 
-/// Whether or not the objects are demoted, all sets go on to watch them.
+/// All sets go on to watch the objects, whether these are demoted or not.
 #[test]
 fn a_demotion_fails_or_keeps_every_interest() {
     let _alone = alone();

@@ -272,7 +272,7 @@ impl Twin {
         }
     }
 
-    /// Whether everything that was sent has arrived, been acknowledged, and made the sockets as ready as ours are.
+    /// Returns whether everything that was sent has arrived, been acknowledged, and made the sockets as ready as ours.
     fn kernel_is_settled(&self) -> bool {
         let connected = || self.kernel_sockets[CLIENT..].iter().flatten();
         for fd in connected() {

@@ -33,13 +33,13 @@ impl Random {
 
 /// The counts that a writer and the task share.
 struct Shared {
-    /// How many events the writer has made, or is just making.
+    /// The number of events that the writer has made, or is just making.
     made: AtomicU64,
     /// Wakes the writer once these were served.
     served: EventFd,
 }
 
-/// Where a writer's events go: each has objects and sockets of its own.
+/// Makes an event on one of the writer's objects or sockets. Each writer has its own.
 fn write(random: &mut Random, objects: &[EventFd], sockets: &[UnixStream]) {
     let at = random.below((objects.len() + sockets.len()) as u64);
     let at = usize::try_from(at).unwrap();

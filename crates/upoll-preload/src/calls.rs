@@ -2,7 +2,7 @@
 
 macro_rules! calls {
     ($($name:ident = $shown:literal,)*) => {
-        /// What is counted.
+        /// The calls that are counted.
         #[derive(Clone, Copy)]
         pub(crate) enum Call { $($name),* }
 

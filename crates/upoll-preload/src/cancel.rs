@@ -27,7 +27,7 @@ struct Record {
     owner: AtomicI32,
     /// Twice the number of calls so far; the lowest bit is set while a call is under way.
     calls: AtomicU32,
-    /// Where the stack of the call under way begins.
+    /// The address at which the stack of the call under way begins.
     frame: AtomicUsize,
     /// The call under way was interrupted so that the thread checks whether it is cancelled.
     is_told: AtomicBool,
@@ -441,11 +441,11 @@ unsafe fn cancel(thread: pthread_t) -> c_int {
     answer
 }
 
-/// How often a call is interrupted: the signal may come just before the system call.
+/// The number of times that a call is interrupted: the signal may come just before the system call.
 const TRIES: usize = 100;
-/// How often the calling thread sleeps after that, and for how long at first. Each sleep is twice as long as
-/// the one before. By their end a thread that runs has left its call, or begun it anew. The calling thread does
-/// not yield instead: where processors are busy that takes the whole time slices of others.
+/// The number of sleeps of the calling thread after that, and the length of the first. Each sleep is twice as long as
+/// the one before. By their end a thread that runs has left its call, or begun it anew. The calling thread does not
+/// yield instead: on busy processors that takes the whole time slices of others.
 const MOST_TRIES: u32 = 8;
 const MOMENT: c_long = 50_000;
 

@@ -252,7 +252,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
     listed!(NEXT);
 
-    // Where neither fd is one that the library knows of, there is nothing to do but this.
+    // If the library knows neither fd, there is nothing to do but this.
     let next = NEXT.known();
     let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd);
     let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);

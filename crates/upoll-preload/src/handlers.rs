@@ -43,7 +43,7 @@ static OWNER: AtomicUsize = AtomicUsize::new(0);
 /// where nothing new is served. The actions that the child sets are then only the kernel's: no handler of the
 /// child can interrupt a call on a user-level object.
 ///
-/// Where the process `reports` statistics the child must be known for one, too: the owner of the memory reports.
+/// If the process `reports` statistics, the child must be known as one as well: the owner of the memory reports.
 ///
 /// Named pair: this thread has published that nothing new is served, then checks whether handlers are delayed.
 /// A thread that begins to delay handlers publishes that, then checks whether anything is served.
@@ -62,8 +62,8 @@ pub(crate) fn before_actions_part() {
     }
 }
 
-/// Whether this library's handler calls the program's. It does so from just before the first
-/// user-level object.
+/// The state of the handlers. Once they are wrapped, this library's handler calls the program's: from just
+/// before the first user-level object.
 static STATE: AtomicU8 = AtomicU8::new(NOT_BEGUN);
 const NOT_BEGUN: u8 = 0;
 /// A thread is replacing the handlers that were set before.
@@ -97,7 +97,7 @@ pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> 
     settings::while_making(is_wanted, make)
 }
 
-/// Whether a thread has begun to make an object in user space, ever.
+/// Returns whether a thread has ever begun to make an object in user space.
 pub(crate) fn has_begun() -> bool {
     STATE.load(Ordering::SeqCst) != NOT_BEGUN
 }

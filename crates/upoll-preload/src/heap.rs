@@ -35,7 +35,7 @@ const REGIONS: usize = 20;
 const PAGE: usize = 4096;
 
 static FREE: [FreeList; CLASSES] = [const { FreeList::new() }; CLASSES];
-/// Where each region begins; null as long as it is not mapped.
+/// The beginning of each region; null as long as it is not mapped.
 static MAPPED: [AtomicPtr<u8>; REGIONS] = [const { AtomicPtr::new(ptr::null_mut()) }; REGIONS];
 /// The first unit that was never part of a block.
 static NEXT: AtomicU64 = AtomicU64::new(FIRST);

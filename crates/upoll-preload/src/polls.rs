@@ -26,8 +26,8 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
     stats::count_as(Call::Poll, is_ours);
 }
 
-/// Whether one of the entries stands for a user-level object. If not the call is passed on; so it is if they
-/// cannot be read, which the kernel says.
+/// Returns whether one of the entries stands for a user-level object. If not, the call is passed on. So is a
+/// call with entries that cannot be read: the kernel returns the error.
 ///
 /// # Safety
 /// As [`upoll_fds::read_memory`].

@@ -35,7 +35,7 @@ fn is_any_served(kinds: u32) -> bool {
     kinds & ALL != 0 && kinds & NOTHING_NEW == 0 && kinds < WAIT
 }
 
-/// Whether objects that `call` makes are user-level.
+/// Returns whether objects that `call` makes are user-level.
 pub(crate) fn is_user_level(call: Call) -> bool {
     let kinds = read();
     kinds & (1 << call as u32) != 0 && is_any_served(kinds)

@@ -1,4 +1,4 @@
-//! How many calls were served in user space, and how many by the kernel: reported when the process ends.
+//! Counts the calls served in user space and by the kernel, and reports them when the process ends.
 //!
 //! They are counted only if `UPOLL_STATS` is in the environment: empty for standard error, else the
 //! file that a report is added to.

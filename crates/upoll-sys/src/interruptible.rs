@@ -118,11 +118,11 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, i32> 
     unsafe { crate::call(number, arguments) }
 }
 
-/// Where a signal came with respect to a [`call`].
+/// The place of a signal with respect to a [`call`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Before its system call, or where the kernel would begin that anew. The thread is to go on at
-    /// this address, as if the call had given `EINTR`.
+    /// Before its system call, or where the kernel would begin that anew. The thread is to go on at this
+    /// address, as if the call had failed with `EINTR`.
     Before(usize),
     /// Just after it.
     After,
@@ -130,7 +130,7 @@ pub enum Place {
     Elsewhere,
 }
 
-/// Where the instruction at `address` is, which a signal has interrupted.
+/// Returns the place of the instruction at `address`, which a signal has interrupted.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn place(address: usize) -> Place {
     // SAFETY: with a null word it only returns an address.
@@ -144,7 +144,7 @@ pub fn place(address: usize) -> Place {
     }
 }
 
-/// Where the instruction at an address is, which a signal has interrupted.
+/// Returns the place of the instruction at an address, which a signal has interrupted.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn place(_: usize) -> Place {
     Place::Elsewhere

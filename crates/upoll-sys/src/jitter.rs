@@ -44,7 +44,7 @@ enum Access {
     Other,
 }
 
-/// How a plan's bits are used.
+/// The use of the bits of a plan.
 mod bits {
     /// Pauses come at the chosen places alone.
     pub(super) const PLACES: u64 = 0b1;
@@ -52,7 +52,7 @@ mod bits {
     pub(super) const STORES: u64 = 0b10;
     /// Without these, some pauses are sleeps. Each takes the time of a hundred races.
     pub(super) const NO_SLEEPS: u64 = 0b11100;
-    /// Where the length of pauses begins, of two bits, and the number of the chosen places, of four.
+    /// The first of the two bits of the length of pauses, and of the four bits of the number of the chosen places.
     pub(super) const LENGTH: u32 = 5;
     pub(super) const NUMBER: u32 = 7;
 }

@@ -53,9 +53,9 @@ pub fn change(how: c_int, set: u64) -> u64 {
 /// The alternate signal stack of a thread: `sigaltstack(2)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AlternateStack {
-    /// Where it lies.
+    /// The addresses of the stack.
     pub addresses: Range<usize>,
-    /// Whether the thread runs on it.
+    /// True if the thread runs on it.
     pub is_in_use: bool,
 }
 

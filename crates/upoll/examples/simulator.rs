@@ -15,7 +15,7 @@ const REQUESTS: usize = 5;
 const TIMEOUT: Duration = Duration::from_millis(20);
 const ONCE: Duration = Duration::ZERO;
 
-/// How the server takes requests.
+/// The way in which the server takes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// All that are there, as an edge-triggered reader must.

@@ -32,7 +32,7 @@ impl Wake for Runnable {
 }
 
 // ANCHOR: executor
-/// Where the executor sleeps.
+/// The place where the executor sleeps.
 struct Reactor {
     set: Epoll,
     /// The wakers of tasks that wait for kernel fds, by the data of their events.

@@ -1,5 +1,5 @@
-//! How the processes of a line of forks number themselves: protocol of `host::generation`, apart from
-//! where it has its two words.
+//! Numbers the processes of a line of forks: the protocol of `host::generation`, apart from the place of
+//! its two words.
 
 use crate::sync::{AtomicU32, Ordering, Rule, broken};
 

@@ -18,7 +18,7 @@ use crate::memory::boxed;
 /// Bytes of a page, on every architecture: it is what decides how writes split and merge.
 pub(crate) const PAGE: usize = 4096;
 
-/// How many free pages are kept.
+/// The number of free pages that are kept.
 const SPARE: usize = 2;
 
 /// Its length is in the page, so that the page changes hands as one word.
@@ -27,7 +27,7 @@ type Page = Box<ArrayVec<u8, PAGE>>;
 /// One page in the queue.
 struct Slot {
     page: Page,
-    /// How much of the page was read.
+    /// The number of bytes of the page that were read.
     read: usize,
     /// Read alone, and dropped with its first read.
     packet: bool,
@@ -38,9 +38,9 @@ struct Slot {
 pub struct PageView<'a> {
     /// All that was written to it.
     pub bytes: &'a [u8],
-    /// How much of that has been read.
+    /// The number of these bytes that have been read.
     pub read: usize,
-    /// Whether it is a packet.
+    /// True if the page is a packet.
     pub is_packet: bool,
 }
 
@@ -57,13 +57,13 @@ impl Pages {
         self.slots.is_empty()
     }
 
-    /// How many pages hold bytes.
+    /// Returns the number of pages that hold bytes.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many bytes are unread.
+    /// Returns the number of unread bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.unread().sum()
     }
@@ -76,7 +76,7 @@ impl Pages {
         })
     }
 
-    /// How many bytes fit into the last page behind what it holds: none into a packet.
+    /// Returns the number of bytes that fit into the last page behind its contents; none fit into a packet.
     #[inline]
     pub(crate) fn room_in_last(&self) -> usize {
         match self.slots.back() {
@@ -169,7 +169,7 @@ impl Pages {
         }
     }
 
-    /// How many bytes are unread in each page.
+    /// Returns the number of unread bytes in each page.
     pub(crate) fn unread(&self) -> impl Iterator<Item = usize> {
         self.slots.iter().map(|slot| slot.page.len() - slot.read)
     }
@@ -186,7 +186,7 @@ impl Pages {
     }
 }
 
-/// How many buffers of one call cost no allocation (`UIO_FASTIOV`).
+/// The number of buffers of one call that cost no allocation (`UIO_FASTIOV`).
 const FEW: usize = 8;
 
 /// The bytes of the caller's buffers. These may be of a foreign kind, so they are asked for their
@@ -250,13 +250,13 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// How many bytes the write still asks for.
+    /// Returns the number of bytes that the write still asks for.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.left + self.missing
     }
 
-    /// Whether the next `count` bytes can be read.
+    /// Returns whether the next `count` bytes can be read.
     #[inline]
     pub(crate) fn has(&self, count: usize) -> bool {
         count <= self.left
@@ -312,13 +312,13 @@ impl<'a, 'b> Scatter<'a, 'b> {
         }
     }
 
-    /// For how many bytes there is room.
+    /// Returns the number of bytes that there is room for.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.left
     }
 
-    /// Whether the read asks for nothing.
+    /// Returns whether the read asks for nothing.
     #[inline]
     pub(crate) fn asks_for_nothing(&self) -> bool {
         self.left == 0 && self.missing == 0

@@ -29,7 +29,7 @@ bitflags! {
 }
 
 impl PipeFlags {
-    /// What `F_SETFL` changes.
+    /// The flags that `F_SETFL` changes.
     const STATUS: PipeFlags = PipeFlags::NONBLOCK.union(PipeFlags::DIRECT);
 }
 
@@ -40,7 +40,7 @@ pub const PIPE_BUF: usize = PAGE;
 /// capabilities the process has.
 pub const PIPE_MAX_SIZE: usize = 1 << 20;
 
-/// How many pages a new pipe holds.
+/// The number of pages that a new pipe holds.
 const DEFAULT_PAGES: usize = 16;
 
 /// The state that both ends share (`struct pipe_inode_info`).
@@ -51,7 +51,7 @@ const STALE: u32 = 16;
 
 pub(crate) struct Ring {
     pages: Pages,
-    /// How many pages may be in use (`max_usage`).
+    /// The number of pages that may be in use (`max_usage`).
     limit: usize,
     has_reader: bool,
     has_writer: bool,
@@ -201,7 +201,7 @@ impl Pipe {
         Ok(room - into.left())
     }
 
-    /// Whether a write would find no room.
+    /// Returns whether a write would find no room.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn is_full(&self) -> bool {
         self.state() & NOT_FULL == 0

@@ -137,8 +137,8 @@ fn low(events: Events) -> u16 {
     events.bits() as u16
 }
 
-/// Of what there is room for on the stack, how much is put there: everything, but in a build that
-/// measures what the stack saves.
+/// Returns the part of `room` that is put on the stack: all of it, but in a build that measures the gain
+/// of the stack.
 pub(crate) const fn on_stack(room: usize) -> usize {
     if cfg!(upoll_force_heap) { 0 } else { room }
 }
@@ -186,9 +186,9 @@ impl Seen {
     }
 }
 
-/// How a pass looks at an object.
+/// The way in which a pass polls an object.
 pub(crate) trait Viewer {
-    /// Whether the thread is going to sleep by what it sees.
+    /// True if the thread is going to sleep by the result of the pass.
     #[cfg_attr(
         all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "there are no threads that sleep")

@@ -35,7 +35,7 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).map_or(LATEST, |time| time.min(LATEST))
 }
 
-/// How many schedules of the process have a clock: while there is none, nobody asks for any.
+/// The number of schedules of the process that have a clock. While there is none, nobody asks for any.
 #[cfg(not(upoll_loom))]
 static WITH_CLOCK: StaticCount = StaticCount::new(0);
 
@@ -75,13 +75,13 @@ impl Drop for Schedule {
 
 /// The part of a timer that changes when it fires.
 pub(crate) struct Expirations {
-    /// How often it has expired since it was read. Written under the lock of the order.
+    /// The number of expirations since the timer was read. Written under the lock of the order.
     count: AtomicU64,
     pub(crate) queue: WaitQueue,
 }
 
 impl Expirations {
-    /// Whether there is anything to read.
+    /// Returns whether there is anything to read.
     pub(crate) fn is_any(&self) -> bool {
         self.count.load(Ordering::SeqCst) != 0
     }
@@ -90,7 +90,7 @@ impl Expirations {
 struct Order {
     /// The time, if there is no clock.
     now: u64,
-    /// How many times a timer was put into the order.
+    /// The number of times that a timer was put into the order.
     entered: u64,
     /// All timers, by their numbers. A place is free if it has no expirations.
     timers: Vec<Timer>,
@@ -102,7 +102,7 @@ struct Order {
 #[derive(Default)]
 struct Timer {
     expirations: Option<SharedBox<Expirations>>,
-    /// When it fires, or has fired last.
+    /// The time at which it fires, or has fired last.
     due: u64,
     /// Timers with the same time fire in the order in which they were armed.
     entered: u64,

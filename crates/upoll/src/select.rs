@@ -178,7 +178,7 @@ impl FdSet {
 }
 
 impl PartialEq for FdSet {
-    /// Whether both hold the same fds, however long their bitmaps are.
+    /// Returns whether both hold the same fds, however long their bitmaps are.
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
     }
@@ -237,12 +237,12 @@ pub(crate) struct Selection<'s> {
 pub(crate) struct Member {
     word: usize,
     bit: c_ulong,
-    /// In which of the sets it is.
+    /// True for each of the sets that it is in.
     wanted: [bool; 3],
 }
 
 impl Member {
-    /// In which of the sets it is.
+    /// Returns true for each of the sets that it is in.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn wanted(self) -> [bool; 3] {
         self.wanted

@@ -30,7 +30,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// How to receive: the flags of `recv(2)` that a [`StreamSocket`] knows.
+    /// The ways to receive: the flags of `recv(2)` that a [`StreamSocket`] knows.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ReceiveFlags: u32 {
         /// `MSG_PEEK`: what is received stays there.
@@ -128,9 +128,9 @@ pub struct SocketContents {
     pub bytes: Vec<u8>,
     /// The pieces that came in.
     pub messages: Vec<SocketMessage>,
-    /// Whether receiving and sending are shut down.
+    /// True for each half that is shut down: receiving, sending.
     pub is_shut: [bool; 2],
-    /// Whether a read fails with `ECONNRESET` once the bytes are read.
+    /// True if a read fails with `ECONNRESET` once the bytes are read.
     pub is_reset: bool,
     /// [`StreamSocket::send_buffer`].
     pub send_buffer: usize,
@@ -139,7 +139,7 @@ pub struct SocketContents {
 /// A piece of the bytes that a socket received.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketMessage {
-    /// How many bytes of it are unread.
+    /// The number of its bytes that are unread.
     pub unread: usize,
     /// A size with which it takes as much of the sender's buffer as it does, not below `unread`.
     pub size: usize,
@@ -155,7 +155,7 @@ struct Message {
 struct Endpoint {
     /// The bytes that it received and nobody has read.
     bytes: Pages,
-    /// Where in `bytes` each message ends, for the peer's account.
+    /// The lengths of the messages in `bytes`, for the peer's account.
     messages: VecDeque<Message>,
     shut: Halves,
     /// The peer closed with unread bytes: `ECONNRESET`, once.
@@ -290,8 +290,9 @@ impl Pair {
         self.sides[side].queue.wake_all(Events::empty());
     }
 
-    /// Sends what fits: done, or why there is something left. Fails with `ESHUTDOWN` instead of `EPIPE` unless
-    /// `is_first`: the kernel raises no `SIGPIPE` if sending is shut down while a call waits for room.
+    /// Sends the bytes that fit. Fails with the reason if some are left. Unless `is_first`, the call fails with
+    /// `ESHUTDOWN` instead of `EPIPE`: the kernel raises no `SIGPIPE` if sending is shut down while a call waits
+    /// for room.
     pub(crate) fn fill(&self, me: Me, from: &mut Gather<'_>, is_first: bool) -> Result<(), Errno> {
         let mut endpoints = self.endpoints.lock();
         let (mine, peer) = split(&mut endpoints, me);

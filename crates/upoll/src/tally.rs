@@ -13,7 +13,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[cfg(not(upoll_loom))]
 use crate::{memory::boxed, sync::OnceBox};
 
-/// What is counted.
+/// The counts of a set or a queue.
 #[cfg_attr(not(upoll_loom), derive(Default))]
 pub(crate) struct Tally {
     wakes: AtomicU64,

@@ -24,7 +24,7 @@ pub enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Whether it is a user-level file.
+    /// Returns whether it is a user-level file.
     #[inline]
     pub(crate) fn is_file(self) -> bool {
         match self {

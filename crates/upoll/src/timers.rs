@@ -138,7 +138,7 @@ impl fmt::Debug for Timers {
     }
 }
 
-/// When a timer fires: `struct itimerspec`.
+/// The times at which a timer fires: `struct itimerspec`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TimerSetting {

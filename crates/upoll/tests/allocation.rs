@@ -39,7 +39,7 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 std::thread_local! {
-    /// Whether this thread is one of the test's. The harness has another one, which allocates when it comes to run.
+    /// True if this thread is one of the test's. The harness has another one, which allocates when it comes to run.
     static IS_COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 

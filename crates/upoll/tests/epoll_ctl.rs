@@ -250,7 +250,7 @@ fn bits_without_a_name_are_accepted_and_kept() {
     twin.open_set(0);
     for bit in 0..32 {
         let flag = Events::from_bits_retain(1 << bit);
-        // Whether the kernel keeps WAKEUP depends on its configuration.
+        // The configuration of the kernel decides whether it keeps WAKEUP.
         if flag == Events::WAKEUP {
             continue;
         }

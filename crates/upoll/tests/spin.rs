@@ -48,7 +48,8 @@ fn sleeps_until(set: &Epoll, spins: bool, cause: impl FnOnce()) -> i64 {
     waiter.join().unwrap()
 }
 
-/// Whether it happens in one of a few tries. A thread that does not run for seconds, or sleeps for other memory, is late.
+/// Returns whether one of a few tries succeeds. A thread that does not run for seconds, or sleeps for other memory, is
+/// late.
 fn happens(mut tries: impl FnMut() -> bool) -> bool {
     (0..5).any(|_| tries())
 }

@@ -543,7 +543,7 @@ fn a_second_event_is_for_a_second_task_though_the_first_was_not_woken_yet() {
 
 /// Forks when it is woken. Its process waits for the child.
 struct Forking {
-    /// Whether this process is the child.
+    /// 1 if this process is the child, else 0.
     is_child: AtomicUsize,
 }
 

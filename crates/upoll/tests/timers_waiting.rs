@@ -230,7 +230,7 @@ fn a_timer_that_another_thread_arms_ends_each_kind_of_wait() {
     }
 }
 
-/// Whether the kernel reports `fd` as readable, at the latest when `LONG` has passed.
+/// Returns whether the kernel reports `fd` as readable, at the latest when `LONG` has passed.
 fn is_readable_for_the_kernel(fd: &impl AsRawFd) -> bool {
     let (fd, events) = (fd.as_raw_fd(), libc::POLLIN);
     let mut entry = libc::pollfd {

@@ -20,7 +20,7 @@ pub(super) const NAME: &str = "eventfd";
 
 const MAXIMUM: u64 = 10;
 
-/// How much to measure.
+/// The amount to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Load {
     /// The length of the burst.

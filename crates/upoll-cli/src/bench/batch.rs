@@ -21,7 +21,7 @@ const TARGET: f64 = 10.0;
 /// Changes of kernel fds cost the kernel's time, and at most 3 % more.
 const KERNEL_TARGET: f64 = 1.0 / 1.03;
 
-/// Which members are changed.
+/// The members that are changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Members {
     User,

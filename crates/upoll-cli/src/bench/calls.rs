@@ -41,10 +41,10 @@ pub(super) struct Compared {
     pub(super) row: Row,
     pub(super) other_nanoseconds: Spread,
     pub(super) upoll_nanoseconds: Spread,
-    /// How many times faster upoll is.
+    /// The factor by which upoll is faster.
     pub(super) ratio: Spread,
     pub(super) reached: Option<bool>,
-    /// Whether the spread of the ratio is small enough to go by its median.
+    /// True if the spread of the ratio is small enough to go by its median.
     pub(super) trusted: bool,
     other_batches: Series,
     upoll_batches: Series,
@@ -124,7 +124,7 @@ fn timers() -> Result<((Fd, Fd), (Epoll, Timer))> {
     Ok((theirs, ours))
 }
 
-/// How many other sets watch timers of the same clock.
+/// The number of other sets that watch timers of the same clock.
 const SETS: usize = 10_000;
 
 /// Sets that watch a timer of the same clock, in which no thread waits.

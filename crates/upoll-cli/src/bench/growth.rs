@@ -35,7 +35,7 @@ pub(super) struct Grown {
     pub(super) kernel_items: usize,
     pub(super) kernel_nanoseconds: Spread,
     pub(super) upoll_nanoseconds: Spread,
-    /// How many times faster upoll is.
+    /// The factor by which upoll is faster.
     pub(super) ratio: Spread,
     /// The cost relative to the smallest set, batch by batch.
     pub(super) kernel_growth: Spread,

@@ -19,7 +19,7 @@ pub(super) fn side(mut operation: impl FnMut() + 'static) -> Side {
     })
 }
 
-/// How much to measure.
+/// The amount to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Effort {
     /// The number of batches of each side.

@@ -92,9 +92,9 @@ pub(super) struct Polled {
     /// `None` if the call needs no memory, or more than the stack has room for.
     pub(super) gain_target: Option<f64>,
     pub(super) reached: Option<bool>,
-    /// How many times faster than the kernel upoll is.
+    /// The factor by which upoll is faster than the kernel.
     pub(super) ratio: Option<Spread>,
-    /// How many times faster upoll is with a context than without one.
+    /// The factor by which upoll is faster with a context than without one.
     pub(super) context_gain: Option<Spread>,
     pub(super) trusted: bool,
     upoll_batches: Series,

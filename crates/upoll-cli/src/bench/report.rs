@@ -42,7 +42,7 @@ pub(super) struct Report {
     /// The CPU that all benchmarks with one thread were bound to.
     pub(super) pinned_to: usize,
     pub(super) quick: bool,
-    /// Whether Ctrl-C ended the run before everything was measured.
+    /// True if Ctrl-C ended the run before everything was measured.
     pub(super) interrupted: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,

@@ -148,7 +148,7 @@ pub(super) struct Late {
     pub(super) worst_nanoseconds: u64,
     /// Waits that ended early.
     pub(super) early: u64,
-    /// How many times later `ppoll` and `epoll_pwait2` end, round by round.
+    /// The factor by which `ppoll` and `epoll_pwait2` end later, round by round.
     pub(super) ppoll_ratio: Spread,
     pub(super) pwait2_ratio: Spread,
     /// The lateness relative to that with the fewest files.

@@ -135,7 +135,7 @@ impl<B: Bell> Drop for Partner<B> {
     }
 }
 
-/// How long threads spin in the rows of two CPUs, in microseconds.
+/// The times that threads spin in the rows of two CPUs, in microseconds.
 const SPINS: [u64; 3] = [1, 10, 50];
 
 /// Measures with the calling thread where it is, and the other thread on `cpu`.

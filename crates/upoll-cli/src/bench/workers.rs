@@ -28,7 +28,7 @@ pub(super) const NAME: &str = "workers";
 
 const WORKERS: usize = 100;
 
-/// How much to measure.
+/// The amount to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Load {
     /// The number of events that the workers take in a round.
@@ -51,7 +51,7 @@ impl Load {
 /// The targets of rotating workers.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Goal {
-    /// How many times faster than the kernel.
+    /// The factor by which they are faster than the kernel.
     pub(super) ratio: f64,
     /// Jain's index in the median round. Rounds are so short that a worker may miss much of one
     /// while other programs keep it from running.
@@ -135,7 +135,7 @@ pub(super) struct Shared {
     pub(super) workers: usize,
     pub(super) load: Load,
     pub(super) milliseconds: Spread,
-    /// How many times faster than the first way, round by round. All ways take the same events.
+    /// The factor by which this way is faster than the first one, round by round. All ways take the same events.
     pub(super) ratio: Spread,
     /// The fewest events, the median, and the most events that a worker took in a round.
     pub(super) shares: [Spread; 3],
@@ -146,7 +146,7 @@ pub(super) struct Shared {
     pub(super) switches_per_event: Spread,
     pub(super) empty_wakes_per_event: Spread,
     pub(super) goal: Option<Goal>,
-    /// Whether the medians reach every target, and each worker took an event in each round.
+    /// True if the medians reach every target, and each worker took an event in each round.
     pub(super) reached: Option<bool>,
     rounds: Vec<Round>,
 }

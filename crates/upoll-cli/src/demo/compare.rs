@@ -30,7 +30,7 @@ use super::ways::Way;
 
 /// A multiple of the number of ways, so that each has each place in the order equally often.
 const ROUNDS: u64 = 6;
-/// How often the progress is shown, and signals are checked.
+/// The interval at which the progress is shown, and signals are checked.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The ways to compare, and the amount of load.

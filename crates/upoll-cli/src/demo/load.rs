@@ -24,7 +24,7 @@ use super::http::PAGE;
 
 /// A request without a response after this time has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the client checks for the end of the run, and for requests that have failed.
+/// The interval at which the client checks for the end of the run, and for requests that have failed.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,

@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) requests: u64,
     /// The number of processors that the threads may run on.
     pub(super) processors: usize,
-    /// Whether a signal ended the comparison before all requests were sent.
+    /// True if a signal ended the comparison before all requests were sent.
     pub(super) interrupted: bool,
     /// The signal that ended the comparison.
     #[serde(skip)]

@@ -21,9 +21,11 @@ use super::ways::{BELL, LISTENER, WorkerSet};
 
 /// A client may be silent for this long.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
-/// How often the worker checks for silent clients, and whether it can accept connections again.
+/// The interval at which the worker checks for silent clients, and whether it can accept
+/// connections again.
 const PATROL: Duration = Duration::from_secs(1);
-/// How often one accept is repeated because the client was gone already, or a signal came.
+/// The number of times that one accept is repeated because the client was gone already, or a signal
+/// came.
 const ACCEPT_TRIES: usize = 8;
 const SCRATCH: usize = 16 * 1024;
 

@@ -5,18 +5,18 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much processor time of this process one thing may take before that is a fault.
+/// The processor time of this process that one thing may take before that is a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The time between two looks at the threads.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often all threads are found asleep, and not to have run meanwhile, before that is a fault.
-/// A thread that was woken counts as running also while it waits for a processor. They take less time than the
-/// lock of a shared eventfd sleeps without a wake.
+/// The number of times in a row that all threads are found asleep, and not to have run meanwhile, before that
+/// is a fault. A thread that was woken counts as running also while it waits for a processor. The checks take
+/// less time than the lock of a shared eventfd sleeps without a wakeup.
 const SAMPLES: usize = 10;
 
-/// How to wait for a condition.
+/// The way to wait for a condition.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Eagerness {
     /// Notices it within nanoseconds, if it comes soon.
@@ -79,7 +79,7 @@ fn used() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// How often each thread was taken off a processor, if none of them runs.
+/// Returns the number of times that each thread was taken off a processor, if none of them runs.
 fn sleeps(threads: &[i32]) -> Option<Vec<String>> {
     threads.iter().map(|&thread| switches(thread)).collect()
 }
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a thread that does `what` passes within `time` for one that nothing wakes.
+    /// Returns whether a thread that does `what` passes within `time` for one that nothing wakes.
     fn is_stuck(what: impl Fn() + Sync, time: Duration) -> bool {
         let (id, is_over) = (AtomicI32::new(0), AtomicBool::new(false));
         thread::scope(|scope| {

@@ -21,7 +21,7 @@ const MAXIMUM: u64 = 8;
 /// Most units that one call sends.
 pub(super) const MOST: u64 = 6;
 
-/// How often a thread looks whether one that it has woken polls a mailbox.
+/// The number of times that a thread checks whether one that it has woken polls a mailbox.
 const LOOKS: usize = 200;
 
 /// The kinds of channels.
@@ -331,7 +331,7 @@ fn length<E>(result: Result<usize, E>) -> u64 {
     result.map_or(0, |length| length as u64)
 }
 
-/// Whether an ADD, MOD or DEL may end so beside other threads that change the same interest.
+/// Returns whether an ADD, MOD or DEL may end so beside other threads that change the same interest.
 pub(super) fn is_race(result: &Result<(), Errno>) -> bool {
     matches!(result, Ok(()) | Err(Errno::EXIST | Errno::NOENT))
 }

@@ -119,7 +119,7 @@ impl World {
         lanes.chain([&self.outside])
     }
 
-    /// Whether every unit that was sent was received, and no more.
+    /// Returns whether every unit that was sent was received, and no more.
     pub(super) fn is_read(&self) -> bool {
         self.lanes().all(|lane| lane.unread() == 0)
     }

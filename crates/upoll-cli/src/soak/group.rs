@@ -21,7 +21,7 @@ pub(super) const PASSING: u64 = u64::MAX - 1;
 /// Data of a set below the one that is waited in.
 const BELOW: u64 = u64::MAX - 2;
 
-/// How the consumers of a group wait.
+/// The way in which the consumers of a group wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum How {
     /// All in one set.
@@ -53,7 +53,7 @@ impl How {
         matches!(self, How::Rotating | How::RotatingDirectly)
     }
 
-    /// Whether the only lane, and no stop signal beside it, ends a wait.
+    /// Returns whether the only lane, and no stop signal beside it, ends a wait.
     fn waits_for_lane(self) -> bool {
         matches!(self, How::Read | How::Watch | How::RotatingDirectly)
     }
@@ -103,7 +103,7 @@ impl Lane {
         self.received.fetch_add(units, Ordering::SeqCst);
     }
 
-    /// How many units are under way. Exact only while nothing is sent.
+    /// Returns the number of units under way. Exact only while nothing is sent.
     pub(super) fn unread(&self) -> i64 {
         let received = self.received.load(Ordering::SeqCst);
         self.sent.load(Ordering::SeqCst).wrapping_sub(received) as i64

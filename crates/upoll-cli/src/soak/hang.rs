@@ -17,10 +17,10 @@ use super::tally::Tally;
 /// The time between two looks. Only looks are counted: a process that does not get to run makes none.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How many looks in a row find that nothing has ended, before that is a fault.
+/// The number of checks in a row that find that nothing has ended, before that is a fault.
 const TICKS: usize = 200;
 
-/// How much processor time threads that do not sleep have, before that is a fault.
+/// The processor time of threads that do not sleep, before that is a fault.
 const WORK: Duration = Duration::from_secs(5);
 
 type Posts = Vec<(i32, String)>;
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a run whose only thread does `what` hangs. It is over when `ended` has become so many.
+    /// Returns whether a run whose only thread does `what` hangs. The run is over when `ended` is 40.
     fn is_found(what: impl Fn(&AtomicU64) + Sync) -> bool {
         let (ended, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
         thread::scope(|scope| {

@@ -25,7 +25,8 @@ const ROUND: Duration = Duration::from_millis(100);
 /// Most producers that act at once.
 pub(super) const PRODUCERS: usize = 2;
 
-/// Where some threads wait for one another, without sleep: they go on within nanoseconds of each other.
+/// The place where some threads wait for one another, without sleep: they go on within nanoseconds of
+/// each other.
 pub(super) struct Barrier {
     threads: usize,
     arrived: AtomicUsize,

@@ -62,7 +62,7 @@ const STEPS: usize = 2_000;
 /// The arguments of `upoll soak`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How long to go on.
+    /// The time to go on.
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
     /// Producers; each round has as many consumers as its topologies ask for besides.

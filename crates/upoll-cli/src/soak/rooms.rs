@@ -98,7 +98,7 @@ struct Room {
     unit: usize,
     /// Most units in one call.
     most: usize,
-    /// Whether each unit comes out in one piece.
+    /// True if each unit comes out in one piece.
     is_whole: bool,
 }
 
@@ -153,7 +153,7 @@ impl Room {
     }
 }
 
-/// How a thread waits for bytes or room.
+/// A way in which a thread waits for bytes or room.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Block,
@@ -174,11 +174,11 @@ enum Act {
 struct Task {
     act: Act,
     way: Way,
-    /// How many bytes in all; none: until the other end is closed.
+    /// The number of bytes in all; None until the other end is closed.
     bytes: Option<usize>,
-    /// How many of them in one call.
+    /// The number of bytes in one call.
     at_once: usize,
-    /// Whether it begins when the others have had the time to fall asleep.
+    /// True if it begins when the others have had the time to fall asleep.
     is_late: bool,
 }
 
@@ -194,14 +194,14 @@ const REST: Task = Task {
 struct Shared {
     barrier: Barrier,
     is_over: AtomicBool,
-    /// Whether late tasks may begin.
+    /// True if late tasks may begin.
     is_late: AtomicBool,
     room: Mutex<Room>,
     tasks: Mutex<[Task; THREADS]>,
     threads: [AtomicI32; THREADS],
-    /// Whether each one is not through with its task.
+    /// True for each thread that is not through with its task.
     runs: [AtomicBool; THREADS],
-    /// How many of these write.
+    /// The number of these that write.
     writing: AtomicUsize,
     sent: AtomicU64,
     received: AtomicU64,
@@ -391,7 +391,7 @@ impl Shared {
         };
         let signalled = (rng.usize(..3) == 0).then(|| rng.usize(..THREADS));
         let mut tasks = [REST; THREADS];
-        // How many bytes readers ask for and writers may send. A reader that gets a signal may leave all of its own.
+        // The bytes that readers ask for and writers may send. A reader that gets a signal may leave all of its own.
         let (mut asked, ways) = (0, [Way::Block, Way::Poll, Way::Level, Way::Edge]);
         let way = |rng: &mut Rng| [Way::Block, ways[rng.usize(..4)]][rng.usize(..2)];
         let readers = rng.usize(1..THREADS);

@@ -25,9 +25,9 @@ pub(super) struct Interest {
     pub(super) set: SharedBox<SetWithFd>,
     fd: RawFd,
     event: Event,
-    /// Whether the set can hold kernel members, or has no fd left by which anybody could wait in it.
+    /// An error if the set cannot hold kernel members, and has an fd left by which anybody could wait in it.
     pub(super) prepared: Result<(), Errno>,
-    /// Whether it has been deleted from the set.
+    /// True if the interest has been deleted from the set.
     pub(super) is_taken: Cell<bool>,
     /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,

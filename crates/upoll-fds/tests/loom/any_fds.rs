@@ -1,4 +1,4 @@
-//! Whether any fd is user-level.
+//! Models of the question whether any fd is user-level.
 
 use std::sync::Arc;
 

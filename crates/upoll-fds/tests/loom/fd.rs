@@ -24,7 +24,7 @@ impl Fd {
         here.with_mut(|meaning| unsafe { *meaning += 1 });
     }
 
-    /// How often it was changed.
+    /// Returns the number of times that it was changed.
     pub(crate) fn changes(&self) -> usize {
         // SAFETY: loom finds it out if somebody writes it meanwhile.
         let [kernel, here] = [0, 1].map(|side| self.0[side].with(|meaning| unsafe { *meaning }));

@@ -210,7 +210,7 @@ fn a_second_object_goes_when_the_call_is_over() {
     using_two_against_closing();
 }
 
-/// Where the kernel refuses barriers each look-up runs a fence instead.
+/// Each look-up runs a fence instead if the kernel refuses barriers.
 #[test]
 fn look_ups_with_fences_instead_of_barriers_use_nothing_that_is_gone() {
     for model in [using_against_closing, using_two_against_closing] {

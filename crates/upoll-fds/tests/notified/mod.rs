@@ -28,7 +28,7 @@ impl Call {
         self.notified.data.args
     }
 
-    /// Whether the thread is still in the call: no signal has got it out.
+    /// Returns whether the thread is still in the call: no signal has got it out.
     pub fn is_under_way(&self) -> bool {
         let id = &raw const self.notified.id;
         // SAFETY: the fd is live.
@@ -36,7 +36,7 @@ impl Call {
     }
 }
 
-/// Which calls to answer: this system call, if its argument `argument` has one of these bits.
+/// The calls to answer: this system call, if its argument `argument` has one of these bits.
 #[derive(Clone, Copy)]
 pub struct Which {
     pub number: libc::c_long,

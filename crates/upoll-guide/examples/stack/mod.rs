@@ -35,7 +35,7 @@ struct Known {
     queue: Option<Arc<WaitQueue>>,
     is_listeners: bool,
     was_connected: bool,
-    /// Why the connection was lost, until a call has failed with it: `SO_ERROR`.
+    /// The reason why the connection was lost, until a call has failed with it: `SO_ERROR`.
     error: Option<ErrorKind>,
     /// Somebody found no room to write.
     is_full: bool,

@@ -1,4 +1,4 @@
-//! Why a message was not sent, or none received.
+//! The reasons why a message was not sent, or why none was received.
 
 use core::error::Error;
 use core::fmt::{self, Debug, Display, Formatter};

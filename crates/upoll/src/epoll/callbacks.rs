@@ -4,7 +4,7 @@
 //! with such a member, directly or in a set below, has a thread wait for the callbacks
 //! ([`attend`](super::backend::KernelBackend::attend)). That begins with the callback or with the member, whichever is
 //! the later. Each side publishes first and then checks for the other: of two concurrent calls at least one sees both.
-//! Where no thread can wait for the callbacks, the later call fails.
+//! If no thread can wait for the callbacks, the later call fails.
 
 use core::sync::atomic::AtomicUsize as StaticCount;
 
@@ -71,7 +71,7 @@ impl Drop for SetCallback {
 }
 
 impl Set {
-    /// Whether a callback or a task waits for the set.
+    /// Returns whether a callback or a task waits for the set.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     pub(crate) fn has_callbacks(&self) -> bool {
         self.callbacks.load(Ordering::SeqCst) > 0

@@ -420,7 +420,7 @@ fn wanted(events: Events) -> Events {
 }
 
 impl Set {
-    /// Whether the set, a rotating one, watches anything but sets.
+    /// Returns whether this rotating set watches anything but sets.
     pub(crate) fn has_source(&self, inner: &Interests) -> bool {
         inner.len() > inner.nested || self.backend().is_some_and(|backend| backend.has_source())
     }
@@ -548,7 +548,7 @@ impl Set {
         Ok(item)
     }
 
-    /// Whether the second half of a MOD has nothing to do, as is mostly so.
+    /// Returns whether the second half of a MOD has nothing to do, which is the usual case.
     ///
     /// # Safety
     /// As [`poll_changed`](Self::poll_changed).
@@ -673,7 +673,7 @@ fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
     as_set(file).map(|set| NonNull::from(&set.watched_by))
 }
 
-/// Whether ADD of `file` has work to do before it takes the set's lock.
+/// Returns whether ADD of `file` has work to do before it takes the set's lock.
 pub(super) fn is_added_alone(file: &Description) -> bool {
     as_set(file).is_some() || file.shared_source().is_some() || file.time_source().is_some()
 }
@@ -691,8 +691,8 @@ pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
     Some(unsafe { NonNull::from(file).cast().as_ref() })
 }
 
-/// Whether a description is of an object that may become ready without a wakeup. Members of sets in the kernel
-/// wake only threads that wait for them, an event of a rotating set may have gone to another set, and time
+/// Returns whether a description is of an object that may become ready without a wakeup. Kernel members of a
+/// set wake only threads that wait for them. An event of a rotating set may have gone to another set. Time
 /// passes by itself.
 pub(crate) fn comes_unannounced(file: &Description) -> bool {
     as_set(file).is_some_and(|set| set.backend().is_some() || set.is_above_rotating())

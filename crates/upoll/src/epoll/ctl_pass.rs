@@ -45,9 +45,9 @@ impl Drop for CtlPass<'_> {
 }
 
 impl<'a> CtlPass<'a> {
-    /// How many items may be changed before they are looked at.
+    /// The number of items that may be changed before they are polled.
     const CHANGES: usize = 64;
-    /// How many items may be removed before the lock is released to finish them.
+    /// The number of items that may be removed before the lock is released to finish them.
     const ROOM: usize = 16;
 
     pub(crate) fn new(epoll: &'a Epoll) -> Self {

@@ -41,7 +41,7 @@ impl Handover {
         *self.0.lock() = None;
     }
 
-    /// Whether the rotating set is open.
+    /// Returns whether the rotating set is open.
     pub(crate) fn is_open(&self) -> bool {
         self.0.lock().is_some()
     }

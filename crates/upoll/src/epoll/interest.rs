@@ -219,7 +219,7 @@ pub(crate) struct Interests {
     extras: HashMap<u32, Extras, FxBuildHasher>,
     /// Items known to be ready, oldest first.
     pub(crate) ready: ReadyList,
-    /// How many items watch sets.
+    /// The number of items that watch sets.
     pub(crate) nested: usize,
     /// The items that watch rotating sets, or sets above these.
     pub(crate) rotating: Vec<NonNull<Item>>,
@@ -239,7 +239,7 @@ fn hash_of(slots: &Slab, slot: u32) -> u64 {
     hash(unsafe { (*slots.get(slot)).key() })
 }
 
-/// Whether a table with room for `capacity` entries should become smaller when it has `len`.
+/// Returns whether a table with room for `capacity` entries is to become smaller when it has `len`.
 fn is_too_large(capacity: usize, len: usize) -> bool {
     capacity > 256 && len < capacity / 8
 }

@@ -123,14 +123,14 @@ pub(crate) struct Set {
     hung_up: AtomicBool,
     /// The source has reported a change without its events: it may have hung up.
     may_have_hung_up: AtomicBool,
-    /// By how many turns a worker of this rotating set may be ahead while the source is a kernel fd.
+    /// The number of turns by which a worker of this rotating set may be ahead while the source is a kernel fd.
     pub(crate) slack: AtomicU32,
     /// The way here for threads that may have an event of this set's, if it rotates.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) handover: Option<SharedBox<Handover>>,
-    /// How many callbacks and tasks wait for it; see [`callbacks`].
+    /// The number of callbacks and tasks that wait for the set; see [`callbacks`].
     callbacks: AtomicUsize,
-    /// For how many nanoseconds a thread spins before it sleeps.
+    /// The number of nanoseconds that a thread spins before it sleeps.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) spin: AtomicU32,
     /// The part of the set that lives outside the core, once it has one.
@@ -174,13 +174,13 @@ impl Set {
         self.rotates
     }
 
-    /// Whether waiters take turns with others: the set rotates, or is above one that does.
+    /// Returns whether waiters take turns with others: the set rotates, or is above one that does.
     pub(crate) fn takes_turns(&self) -> bool {
         self.rotates || self.is_above_rotating()
     }
 
-    /// Whether this poll is part of a call on this very set, or of too many nested calls. Objects
-    /// that forward the `poll` of a set can form a cycle or a chain that ADD does not see.
+    /// Returns whether this poll is part of a call on this very set, or of too many nested calls. Objects that forward
+    /// the `poll` of a set can form a cycle or a chain that ADD does not see.
     fn is_polled_from_within(&self) -> bool {
         #[cfg(any(feature = "std", upoll_loom))]
         if crate::sync::is_held_by_this_thread(&self.inner) {
@@ -189,12 +189,12 @@ impl Set {
         Scope::is_too_deep()
     }
 
-    /// Whether a thread sleeps in this set, or is about to.
+    /// Returns whether a thread sleeps in this set, or is about to.
     fn has_sleepers(&self) -> bool {
         self.sleepers.is_watched() || self.backend().is_some_and(|backend| backend.is_awaited())
     }
 
-    /// Whether anybody waits right now, in this set or through one above it.
+    /// Returns whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         self.has_sleepers() || self.watched_by.is_awaited(deferred)
     }
@@ -207,7 +207,7 @@ impl Set {
                 .is_some_and(|backend| backend.has_unwoken_thread())
     }
 
-    /// Whether a rotating set is below, at any depth, or was.
+    /// Returns whether a rotating set is below, at any depth, or was.
     pub(crate) fn is_above_rotating(&self) -> bool {
         self.is_above_rotating.load(Ordering::Relaxed)
     }
@@ -225,8 +225,8 @@ impl Set {
         }
     }
 
-    /// Whether the source of this rotating set has hung up. Each worker that is served then wakes the
-    /// next one, and none waits for its turn.
+    /// Returns whether the source of this rotating set has hung up. If so, each worker that is served wakes the next
+    /// one, and none waits for its turn.
     pub(crate) fn has_hung_up(&self) -> bool {
         if self.may_have_hung_up.load(Ordering::Relaxed)
             && self.may_have_hung_up.swap(false, Ordering::Relaxed)
@@ -554,8 +554,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Whether threads that wait in the set take turns with others: it rotates, or is above a set
-    /// that does.
+    /// Returns whether threads that wait in the set take turns with others: it rotates, or is above a set that does.
     #[doc(hidden)]
     #[must_use]
     pub fn takes_turns(&self) -> bool {

@@ -24,8 +24,8 @@ use crate::sync::{Mutex, Ordering};
 /// `EP_MAX_NESTS`: links from set to set in one chain.
 const MAX_NESTS: usize = 4;
 
-/// How many paths may lead up from a file, by the number of links between sets on the path. The
-/// first is not enforced: any number of sets may watch a file directly.
+/// The number of paths that may lead up from a file, by the number of links between sets on the path. The first limit
+/// is not enforced: any number of sets may watch a file directly.
 const PATH_LIMITS: [usize; MAX_NESTS + 1] = [usize::MAX, 500, 100, 50, 10];
 
 /// Held while a set is added to a set, or learns of a schedule. Nests outside every other lock.
@@ -91,7 +91,7 @@ fn remember(known: &mut Known, set: FileId, found: usize) -> Result<(), Errno> {
 }
 
 impl Below {
-    /// How many links lie below `set`; more than [`MAX_NESTS`] if too many, or a loop.
+    /// Returns the number of links in the longest chain below `set`; more than [`MAX_NESTS`] if too many, or a loop.
     fn depth(&mut self, set: &Set, identity: FileId, level: usize) -> Result<usize, Errno> {
         if let Some(&depth) = self.depths.get(&identity) {
             return Ok(depth);
@@ -184,7 +184,7 @@ fn counted_above(watchers: &Mutex<Watchers>) -> Result<Vec<Held<Set>>, Errno> {
     Ok(above)
 }
 
-/// How many links lie above a set, given its watchers.
+/// Returns the number of links in the longest chain above a set, given its watchers.
 fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result<usize, Errno> {
     if level > MAX_NESTS || watchers.lock().is_empty() {
         return Ok(0);

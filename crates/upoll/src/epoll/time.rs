@@ -83,7 +83,7 @@ impl Drop for Known {
 }
 
 impl Known {
-    /// Whether a thread sleeps no longer than until the next timer fires, or there is no such timer.
+    /// Returns whether a thread sleeps no longer than until the next timer fires, or there is no such timer.
     fn is_kept(&self) -> bool {
         let kept = self.kept.load(Ordering::SeqCst);
         self.schedule.next() >= kept
@@ -130,7 +130,7 @@ impl Set {
             .any(|known| SharedBox::ptr_eq(&known.schedule, schedule))
     }
 
-    /// Whether the set knows all schedules of `source`.
+    /// Returns whether the set knows all schedules of `source`.
     pub(super) fn knows_all(&self, source: &dyn InTime) -> bool {
         let mut knows_all = true;
         source.for_each_schedule(&mut |schedule| knows_all &= self.knows(schedule));
@@ -172,8 +172,8 @@ impl Set {
         Ok(())
     }
 
-    /// Whether the next timer of some clock fires before any thread that sleeps in the set wakes up for it. So a
-    /// thread that sleeps there has to be woken, to keep that time.
+    /// Returns whether the next timer of some clock fires before any thread that sleeps in the set wakes up for it. If
+    /// so, a thread that sleeps there has to be woken, to keep that time.
     #[cfg(any(feature = "std", upoll_loom))]
     #[inline]
     pub(crate) fn has_unkept_time(&self) -> bool {

@@ -61,8 +61,8 @@ impl<'a> CtlCommand<'a> {
     }
 }
 
-/// How many neighbouring MODs of kernel fds share one check of the set's own fd. The check costs nearly as much as a MOD.
-/// Shared by 64, which take about 10 µs, it adds 1.5 %.
+/// The number of neighbouring MODs of kernel fds that share one check of the set's own fd. The check costs nearly as
+/// much as a MOD. Shared by 64, which take about 10 µs, it adds 1.5 %.
 #[cfg(all(feature = "std", not(upoll_loom)))]
 const MODS_OF_A_CHECK: usize = 64;
 

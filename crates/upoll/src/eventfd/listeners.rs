@@ -26,11 +26,11 @@ struct Listeners {
     changes: AtomicU64,
     /// [`ASLEEP`] and, above it, a number that differs after each change that found a sleeper.
     word: AtomicU32,
-    /// Whether the next change triggers the notifier. The named pair: a change counts itself in
-    /// `changes`, then checks this word; a listener, without the lock, arms the notifier, then
-    /// checks `changes` or takes the lock.
+    /// Not zero if the next change triggers the notifier. The named pair: a change counts itself in
+    /// `changes`, then checks this word; a listener, without the lock, arms the notifier, then checks
+    /// `changes` or takes the lock.
     ///
-    /// Not zero: it is armed. A word, as other processes may write any byte here, and a `bool` has two.
+    /// It is a word because other processes may write any byte here, and a `bool` has two values.
     armed: AtomicU32,
 }
 

@@ -89,7 +89,7 @@ impl SharedModel {
         }
     }
 
-    /// Whether the one that has lain down sleeps still.
+    /// Returns whether the sleep that [`lie_down`](Self::lie_down) has begun still goes on.
     pub fn sleeps(&self) -> bool {
         *self.sleeps.lock()
     }
@@ -99,7 +99,7 @@ impl SharedModel {
         self.shared.arm(Direction::In)
     }
 
-    /// Whether the notifier was triggered.
+    /// Returns whether the notifier was triggered.
     pub fn rang(&self) -> bool {
         self.rang.load(SeqCst)
     }

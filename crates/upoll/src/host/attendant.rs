@@ -43,7 +43,7 @@ static ATTENDANT: AtomicPtr<Attendant> = AtomicPtr::new(ptr::null_mut());
 
 struct Attendant {
     generation: u32,
-    /// Where it sleeps. The data of an event is the key of a registration.
+    /// The kernel set in which the attendant sleeps. The data of an event is the key of a registration.
     set: SharedBox<OwnFd>,
     /// Held while a copy of an fd becomes a member of the set, is asked for its events there, is checked or is closed. A check
     /// adds the fd to the set for a moment if it is no member, and so must not meet another copy that comes to have the
@@ -79,7 +79,7 @@ struct Place {
 #[derive(Clone, Copy)]
 pub(super) struct Attended {
     place: Place,
-    /// Which kernel set of the attendant has which one of the set as a member, by their identities.
+    /// The identities of two kernel sets: that of the attendant, and that of the set, which is a member there.
     linked: (u32, u32),
 }
 
@@ -397,8 +397,8 @@ impl EpollBackend {
 
 /// A kernel fd that a callback or a task waits for, as a file. Its queue is woken by the attendant.
 pub(crate) struct AttendedFd {
-    /// An own fd for the file, which a close of the program's cannot make that of another one.
-    /// None: the file cannot be polled, and is always ready.
+    /// An own fd for the file, which a close of the program's cannot make that of another one. None if the file cannot
+    /// be polled, and is always ready.
     copy: Option<OwnFd>,
     wanted: Events,
     queue: WaitQueue,

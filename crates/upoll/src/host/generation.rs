@@ -1,8 +1,7 @@
-//! Which process of a line of forks this is.
+//! The number of this process in its line of forks.
 //!
-//! A child has copies of all that its parent had, and of what the kernel keeps for the two of them
-//! it must not take away the parent's. So what belongs to one process knows the generation that it
-//! was made in.
+//! A child has copies of all that its parent had. The kernel keeps some of that for both, and the child must not
+//! take it away from the parent. So each thing that belongs to one process knows its generation.
 
 use std::ptr;
 
@@ -13,10 +12,10 @@ use crate::forks;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use crate::wait::Scope;
 
-/// How many forks lie between the first process and this one, or more.
+/// The number of forks between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// How many words there are for others in the page that a child finds wiped.
+/// The number of words for others in the page that a child finds wiped.
 pub const WIPED_WORDS: usize = 2;
 
 /// The contents of the memory that a child finds wiped.

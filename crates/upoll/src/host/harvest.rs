@@ -242,7 +242,7 @@ impl EpollBackend {
         }
     }
 
-    /// Whether members are ready. Nothing is consumed.
+    /// Returns whether members are ready. Consumes nothing.
     pub(super) fn has_ready_members(&self, set: &Set) -> bool {
         let members = &self.first;
         let _taking_back = self.taking_back.lock();

@@ -42,7 +42,7 @@ fn opened(result: Result<usize, i32>) -> Result<Descriptor, Errno> {
     }
 }
 
-/// How many fds the process can have (`RLIMIT_NOFILE`). A kernel that refuses the call leaves no limit.
+/// Returns the limit of the process's fds (`RLIMIT_NOFILE`). There is none if the kernel refuses the call.
 pub(crate) fn most_fds() -> libc::rlim64_t {
     let mut limit = libc::rlimit64 {
         rlim_cur: libc::RLIM64_INFINITY,
@@ -126,7 +126,7 @@ impl Socket {
         })
     }
 
-    /// Whether the fd stands for this socket.
+    /// Returns whether the fd stands for this socket.
     pub(super) fn is(&self, fd: RawFd) -> bool {
         match (self.cookie, socket_cookie(fd)) {
             (Some(known), Ok(cookie)) => known == cookie,
@@ -136,7 +136,7 @@ impl Socket {
     }
 }
 
-/// Whether the fd stands for the socket with this cookie. None: the kernel does not tell.
+/// Returns whether the fd stands for the socket with this cookie, or None if the kernel does not tell.
 pub(super) fn has_cookie(fd: RawFd, cookie: u64) -> Option<bool> {
     match socket_cookie(fd) {
         Ok(found) => Some(found == cookie),
@@ -201,7 +201,7 @@ pub(super) fn epoll_ctl_by_fd(
     check(result).map(drop)
 }
 
-/// Whether `fd` is a set of the kernel's; `other` is one, and not the same.
+/// Returns whether `fd` is a kernel set. `other` is a kernel set as well, and not the same.
 pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
     // finds that `other` is not a member: EINVAL or ENOENT.
@@ -211,8 +211,8 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     deleted == Err(Errno::NOENT)
 }
 
-/// Whether `fd` stands for the open file that is the `which`th member of `set` by this fd
-/// (`kcmp(2)`). A kernel that does not tell is taken to say so.
+/// Returns whether `fd` stands for the open file that is the `which`th member of `set` by this fd (`kcmp(2)`). Returns
+/// true if the kernel does not tell.
 pub(super) fn is_member(set: &Descriptor, fd: RawFd, which: u32) -> bool {
     match compare_member(set.as_raw_fd(), fd, fd, which) {
         Ok(difference) => difference == 0,
@@ -220,8 +220,8 @@ pub(super) fn is_member(set: &Descriptor, fd: RawFd, which: u32) -> bool {
     }
 }
 
-/// Whether `fd` stands for a file that is a member of the set `set` by this fd. Changes nothing in the set, and looks
-/// through it. None: the kernel does not tell.
+/// Returns whether `fd` stands for a file that is a member of the set `set` by this fd, or None if the kernel does not
+/// tell. Searches the set, and changes nothing in it.
 pub(super) fn is_member_of(set: RawFd, fd: RawFd) -> Option<bool> {
     // Further members by this fd are files that live on under others, after it was closed.
     for which in 0.. {
@@ -235,7 +235,7 @@ pub(super) fn is_member_of(set: RawFd, fd: RawFd) -> Option<bool> {
     Some(false)
 }
 
-/// Whether `set` has a `which`th member by this fd, whatever the fd stands for by now. None: the
+/// Returns whether `set` has a `which`th member by this fd, whatever the fd stands for by now. Returns None if the
 /// kernel does not tell.
 pub(super) fn has_member(set: &Descriptor, fd: RawFd, which: u32) -> Option<bool> {
     match compare_member(set.as_raw_fd(), set.as_raw_fd(), fd, which) {
@@ -298,7 +298,7 @@ fn stat(fd: RawFd) -> Option<libc::stat> {
 /// The signals that may end a sleep: the mask of `ppoll(2)`, or None for the thread's own mask.
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
-/// How many events a call may ask for: with more than `EP_MAX_EVENTS` it fails with `EINVAL`.
+/// Returns the number of events that a call may ask for. A call for more than `EP_MAX_EVENTS` fails with `EINVAL`.
 fn room_in(events: &[Event]) -> usize {
     let most = i32::MAX as usize / size_of::<libc::epoll_event>();
     events.len().min(most)

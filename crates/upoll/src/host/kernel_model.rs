@@ -51,13 +51,13 @@ loom::lazy_static! {
     static ref ENTRIES: Vec<Arc<Entry>> = (0..MOST).map(|_| Arc::new(Entry::new(0))).collect();
     /// Fds that are in use.
     static ref TAKEN: Table<BTreeSet<RawFd>> = Table::new(BTreeSet::new());
-    /// How many sets may be above each other.
+    /// The number of sets that may be above each other.
     static ref NESTS: AtomicUsize = AtomicUsize::new(usize::MAX);
 }
 
 type Entry = loom::sync::atomic::AtomicUsize;
 
-/// How many fds a process can have (`RLIMIT_NOFILE`).
+/// The number of fds that a process can have (`RLIMIT_NOFILE`).
 const MOST: RawFd = 32;
 
 enum Kind {
@@ -78,7 +78,7 @@ type Key = (RawFd, FileId);
 #[derive(Clone, Copy)]
 struct Watcher {
     set: FileId,
-    /// By which fd it knows the file.
+    /// The fd by which it knows the file.
     fd: RawFd,
     is_exclusive: bool,
 }
@@ -215,7 +215,7 @@ pub(super) fn close(fd: RawFd) {
     let _ = program::close(fd);
 }
 
-/// How many fds a process can have.
+/// Returns the number of fds that a process can have.
 pub(crate) fn most_fds() -> libc::rlim64_t {
     MOST.cast_unsigned().into()
 }
@@ -326,8 +326,8 @@ impl File {
         line.retain(|watcher| (watcher.set, watcher.fd) != (set, fd));
     }
 
-    /// What is ready. Takes the locks of what it has below, and takes what is not ready any more off the
-    /// ready list.
+    /// Returns the ready events. Takes the locks of the files below, and takes members off the ready list
+    /// until one of them is ready.
     fn poll(&self) -> Events {
         match self.kind {
             Kind::Socket => Events::OUT | Events::WRNORM | Events::WRBAND,
@@ -397,14 +397,14 @@ pub fn limit_nests(nests: usize) {
     NESTS.store(nests, Ordering::Relaxed);
 }
 
-/// How many sets are above each other, from a set up.
+/// Returns the number of sets in the longest chain, from a set up.
 fn nests_up(id: FileId) -> usize {
     let line = file(id).line.lock().unwrap().clone();
     let above = line.iter().map(|watcher| nests_up(watcher.set));
     1 + above.max().unwrap_or(0)
 }
 
-/// How many sets are above each other, from a file down.
+/// Returns the number of sets in the longest chain, from a file down.
 fn nests_down(id: FileId) -> usize {
     let set = file(id);
     if !matches!(set.kind, Kind::Set) {
@@ -682,7 +682,7 @@ fn wait_in(
     }
 }
 
-/// Whether `fd` is a set.
+/// Returns whether `fd` is a set.
 pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
     Used::set(fd).is_ok()
 }

@@ -24,13 +24,13 @@ use crate::file::Description;
 pub(super) struct Listening(SmallVec<[Listened; 1]>);
 
 struct Listened {
-    /// Which counter: its description's address, for as long as an item watches it.
+    /// The address of the counter's description, for as long as an item watches it.
     counter: usize,
     /// An item that watches it.
     slot: u32,
-    /// How many changes the core has seen. An event with no more changes than that comes from a
-    /// notifier that was registered anew, which the kernel reports as an event, or that two threads
-    /// have taken.
+    /// The number of changes in each direction that the core has seen. An event with no more changes
+    /// than that comes from a notifier that was registered anew, which the kernel reports as an event,
+    /// or that two threads have taken.
     heard: [u64; 2],
 }
 

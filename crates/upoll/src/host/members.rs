@@ -1,4 +1,4 @@
-//! Which members a kernel set has: what the library knows of it, and what `/proc` shows.
+//! The members of a kernel set: those that the library knows of, and those that `/proc` shows.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -75,7 +75,7 @@ impl EpollBackend {
         lines.filter(move |line| !is_special(line))
     }
 
-    /// How many members there are, without a look into `/proc` wherever the library knows by itself.
+    /// Returns the number of members. Reads nothing in `/proc` if the library knows it by itself.
     pub(super) fn count_members(&self) -> usize {
         if self.adopted.load(Ordering::Relaxed) == 0 {
             return self.listed.iter().map(|listed| self.count(listed)).sum();
@@ -87,8 +87,8 @@ impl EpollBackend {
         }
     }
 
-    /// How many members there are by the fd of `listed`: none if its file was closed, and more if it
-    /// lives on under another fd.
+    /// Returns the number of members by the fd of `listed`. There is none if the file was closed, and there may be
+    /// more than one if files live on under other fds.
     fn count(&self, listed: Listed) -> usize {
         // The kernel looks members up one after the other, which would take long for each of many
         // connections. A socket is opened once.

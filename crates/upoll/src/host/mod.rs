@@ -134,18 +134,17 @@ pub(crate) struct EpollBackend {
     changing: Mutex<()>,
     /// Some kernel sets that were made anew lack members, because the kernel has refused them.
     is_half_restored: AtomicBool,
-    /// When the sets below were last checked.
+    /// The time at which the sets below were last checked.
     last_check: LastCheck,
     /// The program's fd of an adopted kernel set; -1 if there is none.
     adopted_from: AtomicI32,
-    /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
+    /// The number of members that an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
     adopted: AtomicUsize,
-    /// Whether the core fills the next report first. Core and kernel take turns, so that neither
-    /// starves the other.
+    /// True if the core fills the next report first. Core and kernel take turns, so that neither starves the other.
     core_first: AtomicBool,
     /// Kernel backends below. The lock nests inside the set's lock.
     links: Mutex<Links>,
-    /// Which kernel set all that watch this set know of, by its [identity](own_fds::OwnFd::identity); 0 if none.
+    /// The kernel set that all watchers of this set know, by its [identity](own_fds::OwnFd::identity); 0 if none.
     known_above: AtomicU32,
     /// Held while a wakeup of `first` is taken back to see whether members are ready. Nests inside
     /// all other locks.
@@ -155,8 +154,8 @@ pub(crate) struct EpollBackend {
     first_is_nesting: bool,
     /// The state that only a rotating set has.
     rotation: Option<Rotation>,
-    /// How many wakeups of threads that sleep here were sent since a thread last took one out of the kernel set. It takes all of
-    /// them. This only decides which set takes an exclusive event.
+    /// The number of wakeups sent to threads that sleep here since a thread last took one out of the kernel set. A
+    /// thread takes all of them. The number only decides which set takes an exclusive event.
     wakes_sent: AtomicUsize,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
@@ -169,7 +168,7 @@ pub(crate) struct EpollBackend {
     /// The set's place at the attendant, while callbacks wait for the set.
     #[cfg(not(upoll_loom))]
     attended: Mutex<Option<attendant::Attended>>,
-    /// Which process's it is.
+    /// The generation of the process that made the backend.
     generation: u32,
 }
 
@@ -278,7 +277,7 @@ impl EpollBackend {
         Self::among(backend).ok_or(Errno::INVAL)
     }
 
-    /// Whether all that watch the set know of its kernel set.
+    /// Returns whether all watchers of the set know its kernel set.
     #[inline]
     fn is_known_above(&self) -> bool {
         self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.identity()
@@ -350,7 +349,7 @@ impl EpollBackend {
         }
     }
 
-    /// Where threads sleep.
+    /// Returns the kernel set in which threads sleep.
     fn sleep_set(&self) -> &SleepSet {
         self.nesting().unwrap_or(&self.first)
     }
@@ -454,7 +453,7 @@ impl EpollBackend {
         }
     }
 
-    /// Whether the nesting fd may have events other than wakeups of threads that sleep there.
+    /// Returns whether the nesting fd may have events other than wakeups of threads that sleep there.
     fn has_sets_below(&self) -> bool {
         !self.links.lock().is_empty() || !self.listening.lock().is_empty()
     }
@@ -491,7 +490,7 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// How many events of a nesting fd are taken together.
+/// The number of events of a nesting fd that are taken together.
 const NESTING_ROOM: usize = 8;
 
 impl InKernel for EpollBackend {

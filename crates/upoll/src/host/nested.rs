@@ -29,7 +29,7 @@ use crate::wait::Scope;
 pub(super) struct Links(Vec<Link>);
 
 struct Link {
-    /// Which set it is of: its description's address, for as long as an item watches it.
+    /// The address of the description of the set below, for as long as an item watches it.
     inner: usize,
     /// An item that watches it.
     slot: u32,
@@ -43,7 +43,8 @@ struct Link {
 /// A kernel set that is registered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct LinkedSet {
-    /// Which one it is, by [`OwnFd::identity`](super::own_fds::OwnFd::identity): another one may come to have its fd.
+    /// The identity of the kernel set ([`OwnFd::identity`](super::own_fds::OwnFd::identity)). Another one may come to
+    /// have its fd.
     identity: u32,
     fd: RawFd,
 }
@@ -65,7 +66,7 @@ pub(super) struct ChosenSlot {
     has_reported: bool,
 }
 
-/// Whether a source's interest must be registered anew even if it is registered.
+/// The interest that is registered anew even if it is registered: that of a source, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Renew {
     No,

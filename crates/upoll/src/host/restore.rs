@@ -18,7 +18,7 @@ use crate::file::{Description, Held};
 use crate::sync::Ordering;
 
 impl EpollBackend {
-    /// Whether the fds of the kernel sets stand for them, by one system call for each.
+    /// Returns whether the fds of the kernel sets stand for them, by one system call for each.
     pub(super) fn is_in_place(&self) -> bool {
         self.first.fd.is_in_place()
             && self

@@ -4,7 +4,7 @@ use super::own_fds::OwnFd;
 use crate::events::{Event, Events};
 use crate::sync::Ordering;
 
-/// What the seal is asked for by a wakeup.
+/// The events that a wakeup asks for on the seal.
 const WAKE: Events = Events::OUT.union(Events::ET);
 
 impl OwnFd {
@@ -36,7 +36,7 @@ impl OwnFd {
         self.change_seal(&Event::new(events, data))
     }
 
-    /// Whether a wake was sent since the last [`quiet`](Self::quiet).
+    /// Returns whether a wakeup was sent since the last [`quiet`](Self::quiet).
     pub(crate) fn is_rung(&self) -> bool {
         self.asked().load(Ordering::SeqCst) == WAKE.bits()
     }

@@ -45,7 +45,7 @@ pub(super) struct RobustLock(AtomicU32);
 /// Holds a lock until it is dropped, on the thread that took it.
 pub(super) struct Held<'a> {
     lock: &'a RobustLock,
-    /// Whether the last owner died while it held the lock.
+    /// True if the last owner died while it held the lock.
     pub(super) owner_died: bool,
     pending: Pending,
 }

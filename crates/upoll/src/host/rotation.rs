@@ -150,18 +150,18 @@ impl Rotation {
         }
     }
 
-    /// Whether the source is ready by its interest. Nothing is consumed.
+    /// Returns whether the source is ready by its interest. Consumes nothing.
     pub(super) fn is_ready(&self) -> bool {
         kernel::is_readable(&self.members)
     }
 
-    /// Whether there is a source that its fd still stands for.
+    /// Returns whether there is a source that its fd still stands for.
     pub(super) fn has_source(&self) -> bool {
         let source = self.source.lock();
         source.is_some_and(|source| self.is_current(source))
     }
 
-    /// Whether the code that this call, in a signal handler, has interrupted holds the source's lock.
+    /// Returns whether the source's lock is held by the code that this call, in a signal handler, has interrupted.
     pub(super) fn is_locked_here(&self) -> bool {
         is_held_by_this_thread(&self.source)
     }
@@ -171,7 +171,7 @@ impl Rotation {
         self.source.lock().map(|source| source.fd)
     }
 
-    /// Whether the fd still stands for the source. `source` is locked.
+    /// Returns whether the fd still stands for the source. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
         let fd = source.fd;
         match kernel::epoll_ctl(&self.members, Op::Add, fd, &Event::default()) {
@@ -228,7 +228,7 @@ impl Rotation {
         Events::from_bits_retain(self.woken_for.load(Ordering::Relaxed))
     }
 
-    /// Notes what others ask for without the lock, which is held.
+    /// Publishes the properties of the source that other threads read without the lock, which is held.
     fn note_interest(&self, source: SourceFd) {
         self.is_level.store(source.is_level(), Ordering::Relaxed);
         let woken_for = source.woken_for().bits();
@@ -451,7 +451,7 @@ impl SourceFd {
         events
     }
 
-    /// Whether the set is ready whenever the source is, by an event that workers are woken for.
+    /// Returns whether the set is ready whenever the source is, by an event that workers are woken for.
     fn is_level(self) -> bool {
         let as_asked = Events::IN | Events::OUT;
         (self.wanted - as_asked - Events::ALWAYS).is_empty() && self.wanted.intersects(as_asked)

@@ -489,7 +489,7 @@ impl ListeningFd {
         }
     }
 
-    /// Whether its fd still stands for it. To be asked before each sleep.
+    /// Returns whether the fd still stands for the kernel set. To be called before each sleep.
     pub(crate) fn is_in_place(&self) -> bool {
         self.set.is_in_place()
     }

@@ -42,7 +42,7 @@ pub(super) enum Special {
     Changed(u32, Direction),
 }
 
-/// How a set's kernel backend encodes what its own events mean.
+/// The encoding of the events that a set's kernel backend has for itself.
 pub(super) struct Specials {
     first: u64,
     /// Indices below this one are in use.
@@ -72,7 +72,7 @@ impl Specials {
         self.first.wrapping_add(index.wrapping_mul(STEP))
     }
 
-    /// Whether an event's data is not a user's.
+    /// Returns whether an event's data is not a user's.
     #[inline]
     pub(super) fn has(&self, data: u64) -> bool {
         self.index_of(data) < self.limit.load(Ordering::Relaxed)

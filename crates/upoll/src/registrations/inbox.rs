@@ -7,7 +7,7 @@ use crate::errno::Errno;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, compiler_fence};
 use crate::wait::Deferred;
 
-/// Where wakes leave their marks.
+/// The place where wakeups leave their marks.
 pub(crate) struct Inbox {
     /// There are marks. A call that finds none takes no lock. A call that comes after a wakeup, in
     /// any order that can be observed, finds its mark. Written under the lock.
@@ -107,7 +107,7 @@ impl Inbox {
         self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether marks wake a thread at once.
+    /// Returns whether marks wake a thread at once.
     pub(super) fn is_awaited(&self) -> bool {
         match self.lock_to_wake() {
             Some(arrivals) => arrivals.sleeper.is_some(),

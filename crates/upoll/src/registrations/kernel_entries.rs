@@ -8,7 +8,7 @@ use crate::events::Events;
 use crate::file::{FileRef, InTime};
 use crate::target::Target;
 
-/// How the kernel is asked about an entry.
+/// The way in which the kernel is asked about an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
     /// Anew with each call.
@@ -84,7 +84,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// Where the wakes of what is registered leave their marks. None if nothing ever was.
+    /// Returns the place where wakeups of registered entries leave their marks, if there ever was one.
     pub(crate) fn inbox(&self) -> Option<&Inbox> {
         self.inbox.as_deref()
     }

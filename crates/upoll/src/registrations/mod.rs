@@ -58,9 +58,9 @@ pub(crate) struct Registrations {
     free: Vec<u32>,
     /// Entries that the next look looks at, each once.
     active: Vec<u32>,
-    /// How many entries are user-level objects.
+    /// The number of entries that are user-level objects.
     users: usize,
-    /// How many of the kernel's there are that the kernel must be asked about.
+    /// The number of kernel entries that the kernel must be asked about.
     #[cfg(any(feature = "std", upoll_loom))]
     kernels: usize,
     /// Positions at which the call's list differs from the kept one.
@@ -89,7 +89,7 @@ impl Registrations {
         }
     }
 
-    /// How many entries the last list had.
+    /// Returns the number of entries in the last list.
     pub(crate) fn len(&self) -> usize {
         self.listed.len()
     }

@@ -66,7 +66,7 @@ pub(super) enum Kind {
     Free,
     /// The wait queues of a user-level object.
     User(Held),
-    /// How the kernel is asked.
+    /// The way in which the kernel is asked.
     #[cfg(any(feature = "std", upoll_loom))]
     Kernel(Registration),
 }
@@ -94,11 +94,11 @@ pub(super) struct Slot {
     pub(super) kind: Kind,
     /// The events that are polled for; `ERR` and `HUP` are in it if they count.
     pub(super) wanted: Events,
-    /// Where it is in the list.
+    /// The place of the entry in the list.
     pub(super) position: u32,
     /// It is on the list of active entries.
     pub(super) is_active: bool,
-    /// How many of `hooks` are in use: one for each queue that the object registers.
+    /// The number of `hooks` that are in use: one for each queue that the object registers.
     pub(super) hooked: usize,
     /// Boxed, because wait queues link them where they are.
     pub(super) hooks: SmallVec<[Box<Hook>; 1]>,

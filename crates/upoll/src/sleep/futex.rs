@@ -16,7 +16,7 @@ use super::timeout::Deadline;
 use crate::host::kernel;
 use crate::sync::AtomicU32;
 
-/// Where the kernel knows a word by.
+/// Returns the address by which the kernel knows a word.
 pub(super) fn address(word: &AtomicU32) -> usize {
     ptr::from_ref(word).addr()
 }

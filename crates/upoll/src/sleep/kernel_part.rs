@@ -73,16 +73,16 @@ pub(super) struct KernelPart {
     set: Option<KernelSet>,
     /// The set is another thread's or process's: leave it as it is, and make another one.
     is_foreign: bool,
-    /// How many entries are in the set.
+    /// The number of entries in the set.
     registered: usize,
     /// The stamp that the events of each slot's entry carry; zero if it has none.
     stamps: Vec<u32>,
     last_stamp: u32,
     /// Slots of entries that are asked about with each call, in no order.
     asked: Vec<u32>,
-    /// For each slot, where in `asked` it is, if it is there.
+    /// For each slot, its place in `asked`, if it is there.
     asked_at: Vec<usize>,
-    /// How often `asked` has got an entry, or may have lost some to a new set.
+    /// The number of times that `asked` has got an entry, or may have lost some to a new set.
     times_asked_anew: usize,
     /// As many as are registered; the first `heard` are the last harvest.
     events: Vec<Event>,

@@ -1,4 +1,4 @@
-//! How a thread waits: the layer above the core, with clocks and futexes.
+//! Waits of threads: the layer above the core, with clocks and futexes.
 //!
 //! A thread that waits for user-level objects sleeps on a word of its own. Its entry in the wait
 //! queue leads there. A wakeup sets the word, unlinks the entry, and wakes the thread once it has
@@ -58,7 +58,7 @@ use crate::events::Events;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
-/// How a sleep ended.
+/// The cause that has ended a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Woken,

@@ -140,7 +140,7 @@ fn poll_masked(
 
 struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
-    /// How many of them are kernel fds.
+    /// The number of them that are kernel fds.
     kernel: usize,
     /// There is something in the answer.
     any_found: bool,

@@ -93,7 +93,7 @@ pub(super) trait Call {
     /// number of ready entries.
     fn merge(&mut self) -> usize;
 
-    /// Whether [`ask`](Self::ask) may end before its limit with nothing to [`merge`](Self::merge).
+    /// Returns whether [`ask`](Self::ask) may end before its limit with nothing to [`merge`](Self::merge).
     fn may_end_for_nothing(&self) -> bool {
         false
     }
@@ -219,7 +219,7 @@ pub(super) struct WaitTable<'p> {
     inline: [MaybeUninit<PollEntry>; on_stack(INLINE)],
     /// Filled up to their capacity and never beyond, so that entries do not move.
     chunks: Vec<Vec<PollEntry>>,
-    /// Where entries that are kept between calls leave their marks, if the call has such.
+    /// The place where entries that are kept between calls leave their marks, if the call has such.
     inbox: Option<NonNull<Inbox>>,
 }
 
@@ -361,7 +361,7 @@ pub(super) const ZERO: libc::timespec = libc::timespec {
     tv_nsec: 0,
 };
 
-/// Whether the first look, without a trace, is all that a call has to do.
+/// Returns whether the first poll, which leaves no trace, is all that a call has to do.
 #[inline]
 pub(super) fn is_final(seen: Seen, timeout: Timeout, mask: Option<&SigSet>) -> bool {
     seen.kernel == 0 && (seen.ready > 0 || (timeout.is_now() && mask.is_none()))

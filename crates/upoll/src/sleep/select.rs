@@ -172,7 +172,7 @@ struct Asked<'m> {
     words: usize,
     /// Fds from here on are in none of them.
     end: RawFd,
-    /// Which of them have any; the kernel need not look at the others.
+    /// True for each of them that has any fd. The kernel need not look at the others.
     used: [bool; 3],
     /// There is something in the answer.
     any_found: bool,
@@ -206,7 +206,7 @@ pub(super) fn drop_kept() {
 #[cfg(not(upoll_loom))]
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        // Where the stack is measured against the heap, each call has the heap as Linux had it.
+        // A build that measures the stack against the heap allocates in each call, as Linux does.
         if self.maps.spilled() && !cfg!(upoll_force_heap) {
             let spare = mem::take(self.maps).into_vec();
             if thread_end::may_keep() {

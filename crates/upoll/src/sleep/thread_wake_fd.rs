@@ -81,12 +81,12 @@ impl ThreadWakeFd {
         })
     }
 
-    /// Whether this process made it.
+    /// Returns whether this process made it.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.generation == generation::current()
     }
 
-    /// Whether the fd still stands for it. To be asked before each sleep.
+    /// Returns whether the fd still stands for the kernel set. To be called before each sleep.
     pub(super) fn is_in_place(&self) -> bool {
         self.set.is_in_place()
     }
@@ -96,8 +96,8 @@ impl ThreadWakeFd {
         self.set.as_raw_fd()
     }
 
-    /// Whether it is usable and unreadable as it is, without a system call. A wake that is just being sent may
-    /// make it readable yet, and then ends a sleep early.
+    /// Returns whether it is usable and unreadable as it is, without a system call. A wakeup that is just
+    /// being sent may still make it readable, and then ends a sleep early.
     fn is_quiet(&self) -> bool {
         self.is_of_this_process() && !self.set.is_rung() && !self.set.is_found_lost()
     }

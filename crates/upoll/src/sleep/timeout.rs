@@ -102,7 +102,7 @@ impl Timeout {
         self.limit == Some(Duration::ZERO)
     }
 
-    /// When the wait that begins now must end.
+    /// Returns the time at which a wait that begins now must end.
     pub(super) fn deadline(self) -> Deadline {
         let Some(limit) = self.limit else {
             return Deadline::Never;
@@ -140,7 +140,7 @@ impl From<Option<Duration>> for Timeout {
     }
 }
 
-/// When a sleep ends by itself.
+/// The time at which a sleep ends by itself.
 #[derive(Clone, Copy)]
 pub(super) enum Deadline {
     /// Not at all, and a signal handler that asks for it (`SA_RESTART`) has it go on.
@@ -158,7 +158,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// What is left.
+    /// Returns the time that is left.
     pub(super) fn rest(&self) -> Timeout {
         match self.end {
             Deadline::At(clock, at) => Timeout::after(clock, until(clock, at)),
@@ -167,7 +167,7 @@ impl Running {
     }
 }
 
-/// How long it is until `at`; zero if that has passed.
+/// Returns the time until `at`; zero if that has passed.
 fn until(clock: Clock, at: libc::timespec) -> Duration {
     since_zero(at).saturating_sub(since_zero(clock.now()))
 }
@@ -179,14 +179,14 @@ pub(super) fn since_zero(time: libc::timespec) -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// How long a sleep that the kernel measures by `CLOCK_MONOTONIC` may last before the wall clock is
-/// read again: it may have been set.
+/// The longest time that a sleep measured by `CLOCK_MONOTONIC` lasts before the wall clock is read
+/// again. The clock may have been set.
 const GLANCE: Duration = Duration::from_secs(1);
 
 impl Deadline {
-    /// How long to sleep in a call that takes a relative limit; none: without limit.
+    /// Returns the limit of the next sleep, for a call that takes a relative one; None is no limit.
     ///
-    /// Until the end, or by the wall clock a second at most.
+    /// The sleep lasts until the end, or by the wall clock a second at most.
     pub(super) fn next_sleep(self) -> Option<libc::timespec> {
         let Deadline::At(clock, at) = self else {
             return None;
@@ -223,7 +223,7 @@ impl Deadline {
         }
     }
 
-    /// Whether the end is reached.
+    /// Returns whether the end is reached.
     pub(super) fn has_passed(self) -> bool {
         match self {
             Deadline::At(clock, at) => {

@@ -19,9 +19,9 @@ use crate::timers::{Timer, Timers};
 impl Timers {
     /// Makes timers that go by a clock of the kernel's.
     ///
-    /// Threads that wait for them sleep until the next one fires. How late a sleep ends is up to the kernel: see
-    /// [`Timeout`](crate::Timeout). If the wall clock is set, a thread that sleeps for kernel fds, too, notices within a
-    /// second, and one whose sleep ends by the other clock when that ends.
+    /// Threads that wait for them sleep until the next one fires. The kernel decides how late a sleep ends: see
+    /// [`Timeout`](crate::Timeout). If the wall clock is set, a thread that sleeps for kernel fds, too, notices within
+    /// a second, and one whose sleep ends by the other clock when that ends.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.

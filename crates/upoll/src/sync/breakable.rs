@@ -17,13 +17,13 @@ macro_rules! breakable {
             BROKEN.with(|cell| cell.set(rule));
         }
 
-        /// Whether a test has switched `rule` off.
+        /// Returns whether a test has switched `rule` off.
         #[cfg(upoll_loom)]
         pub(crate) fn broken(rule: $rule) -> bool {
             BROKEN.with(|cell| cell.get() == Some(rule))
         }
 
-        /// Whether a test has switched the rule off.
+        /// Returns whether a test has switched the rule off.
         #[cfg(not(upoll_loom))]
         #[inline(always)]
         pub(crate) const fn broken(_rule: $rule) -> bool {

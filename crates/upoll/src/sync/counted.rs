@@ -9,7 +9,7 @@ use lock_api::{GuardNoSend, RawMutex};
 
 use super::lock;
 
-/// How the calling thread came by the library's locks so far.
+/// The library's locks that the calling thread has taken so far, and its waits for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockCounts {
     /// Locks taken.
@@ -35,7 +35,7 @@ std::thread_local! {
 }
 
 std::thread_local! {
-    /// Since when this thread waits for a lock for which it only tries.
+    /// The time since which this thread waits for a lock for which it only tries.
     static TRIES_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 

@@ -55,8 +55,8 @@ const ASLEEP: u32 = 1;
 #[inline]
 pub(crate) fn this_thread() -> u32 {
     let thread: usize;
-    // Where the C library has what it knows of a thread. Thread-local variables are dearer in a
-    // shared library.
+    // The address at which the C library keeps the state of a thread. Thread-local variables are dearer in
+    // a shared library.
     // SAFETY: every thread has one, and nothing but its address is looked at.
     #[cfg(target_arch = "x86_64")]
     unsafe {
@@ -216,8 +216,8 @@ impl Lock {
     }
 }
 
-/// Whether a lock is held by the code that this call, in a signal handler, has interrupted. Seldom
-/// said wrongly of another thread's.
+/// Returns whether a lock is held by the code that this call, in a signal handler, has interrupted. Seldom
+/// returns true for a lock that another thread holds.
 #[cfg(not(upoll_loom))]
 pub(crate) fn is_held_by_this_thread<T>(mutex: &Mutex<T>) -> bool {
     // SAFETY: the lock is only looked at.

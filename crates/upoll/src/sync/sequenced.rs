@@ -36,7 +36,7 @@ fn tick() -> u64 {
 }
 
 loom::thread_local! {
-    /// When this thread ran its last `SeqCst` fence; 0 if it has run none.
+    /// The time of the last `SeqCst` fence of this thread; 0 if it has run none.
     static FENCED: Cell<u64> = Cell::new(0);
     /// The stores of this thread since then without `SeqCst`.
     static UNFENCED: RefCell<Vec<Unfenced>> = RefCell::new(Vec::new());
@@ -52,7 +52,7 @@ loom::lazy_static! {
 }
 
 std::thread_local! {
-    /// When the last [`barrier`] was, of all runs. loom runs all threads of a model on one of the
+    /// The time of the last [`barrier`], of all runs. loom runs all threads of a model on one of the
     /// system's.
     static ALL_FENCED: Cell<u64> = const { Cell::new(0) };
 }
@@ -66,7 +66,7 @@ struct Unfenced {
 /// A store to an atomic, by its number.
 #[derive(Clone, Copy, Default)]
 struct Store {
-    /// From when on `SeqCst` loads see it or a newer one.
+    /// The time from which on `SeqCst` loads see it or a newer one.
     sequenced: Option<u64>,
     /// Its place in the order of the stores that loom has run. A thread may get its number before
     /// another one, and store after it.
@@ -77,7 +77,7 @@ struct Store {
 struct History(Vec<Store>);
 
 impl History {
-    /// Whether a load may see `store` that must see what was sequenced until `bound`.
+    /// Returns whether a load that must see all that was sequenced until `bound` may see `store`.
     fn allows(&self, store: usize, bound: u64) -> bool {
         let place = self.0[store].place;
         !self
@@ -86,7 +86,7 @@ impl History {
             .any(|newer| newer.place > place && newer.sequenced.is_some_and(|since| since <= bound))
     }
 
-    /// Whether a load may see only the store that loom has run last.
+    /// Returns whether a load may see only the store that loom has run last.
     fn allows_only_last(&self, bound: u64) -> bool {
         let last = self.0.iter().max_by_key(|store| store.place);
         last.is_some_and(|last| {

@@ -22,8 +22,8 @@ const TOO_LONG: Duration = Duration::from_micros(2);
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// How long a stretch should be. A thread whose last one was shorter stays away for twice as long as before, and one
-/// whose last one was four times as long for half. After a hundred times as long it begins anew.
+/// The length that a stretch should have. A thread whose last stretch was shorter stays away for twice as long as
+/// before, and one whose last stretch was four times as long for half. After a hundred times as long it begins anew.
 const STRETCH: Duration = Duration::from_micros(100);
 
 /// A round takes a tenth of a microsecond or more, so that [`LONGEST`] passes before the rounds do.

@@ -52,7 +52,7 @@ pub struct Child {
     line: UnixStream,
 }
 
-/// How a child ended.
+/// The signal that killed a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Killed(pub i32);
 
@@ -133,7 +133,7 @@ impl Child {
 /// A child that performs one operation, one instruction at a time.
 pub struct Stepped {
     child: Child,
-    /// Whether the operation is complete.
+    /// True if the operation is complete.
     pub is_done: bool,
 }
 

@@ -20,7 +20,7 @@ tests![
 
 const NONE: EventFdFlags = EventFdFlags::empty();
 
-/// How a process waits for a counter.
+/// A way in which a process waits for a counter.
 type Wait = fn(World, &Counter, Events) -> String;
 
 fn by_set_with(world: World, counter: &Counter, events: Events) -> String {

@@ -15,7 +15,7 @@ struct Failing;
 /// is to fail.
 static BEFORE: AtomicIsize = AtomicIsize::new(-1);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Whether all later allocations of the operation fail, too.
+/// True if all later allocations of the operation fail, too.
 static LASTS: AtomicBool = AtomicBool::new(false);
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 

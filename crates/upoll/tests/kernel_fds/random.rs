@@ -130,7 +130,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 struct World {
-    /// Whether interests in sets may be edge-triggered.
+    /// True if interests in sets may be edge-triggered.
     edges: bool,
     members: Vec<Member>,
     ours: Vec<Epoll>,

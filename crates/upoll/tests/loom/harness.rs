@@ -1,4 +1,4 @@
-//! How the models of all crates run, and their broken variants. The root of each suite imports its crate's `Rule` and
+//! Runs the models of all crates, and their broken variants. The root of each suite imports its crate's `Rule` and
 //! `break_rule`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

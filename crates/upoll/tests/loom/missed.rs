@@ -116,7 +116,7 @@ fn two_wakes_that_do_not_get_the_lock_are_both_made_by_its_holder() {
     });
 }
 
-/// How a rotating set and its two workers were used before.
+/// The earlier use of a rotating set and its two workers.
 #[derive(Clone, Copy)]
 enum Before {
     Nothing,

@@ -20,7 +20,7 @@ use crate::interrupt;
 
 pub(super) const NAME: &str = "fair";
 
-/// How much to measure.
+/// The amount to measure.
 #[derive(Clone, Copy)]
 pub(super) struct Effort {
     pub(super) rounds: usize,

@@ -26,7 +26,7 @@ pub(super) struct Kind {
     /// A module that the Debian package of the server may lack.
     needs: Option<&'static str>,
     pub(super) shares: Shares,
-    /// Whether the server rotates its workers by itself.
+    /// True if the server rotates its workers by itself.
     pub(super) rotates: bool,
 }
 

@@ -86,7 +86,7 @@ pub(super) struct Line {
 #[derive(Clone, Copy)]
 pub(super) struct Axis {
     title: &'static str,
-    /// Whether the axis is logarithmic.
+    /// True if the axis is logarithmic.
     ratios: bool,
 }
 

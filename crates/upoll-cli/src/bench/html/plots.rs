@@ -20,7 +20,7 @@ pub(super) struct Plot {
     /// The lines' names, each with the place of its colour in [`chart::SERIES`]. Empty for bars.
     pub(super) legend: Vec<(String, usize)>,
     pub(super) svg: String,
-    /// Whether some figures are too noisy to trust.
+    /// True if some figures are too noisy to trust.
     pub(super) noisy: bool,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Peer {
     pub(super) against: Option<&'static str>,
     /// `None` if this way was skipped.
     pub(super) figures: Option<Figures>,
-    /// Why this way was not measured.
+    /// The reason why this way was not measured.
     pub(super) skipped: Option<String>,
     /// The target: how many times faster upoll must be. `None` for upoll's own ways.
     pub(super) target: Option<f64>,
@@ -45,11 +45,11 @@ pub(super) struct Peer {
 #[derive(Serialize)]
 pub(super) struct Figures {
     pub(super) nanoseconds: Spread,
-    /// How many times faster the way of upoll is that this one is compared with.
+    /// The factor by which the way of upoll that this one is compared with is faster.
     pub(super) ratio: Option<Spread>,
-    /// Whether no other way to do the operation has a lower median.
+    /// True if no other way to do the operation has a lower median.
     pub(super) fastest: bool,
-    /// Whether the spread of the ratio is small enough to go by its median.
+    /// True if the spread of the ratio is small enough to go by its median.
     pub(super) trusted: bool,
     batches: Series,
 }

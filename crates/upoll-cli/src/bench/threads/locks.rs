@@ -1,4 +1,4 @@
-//! How threads take locks: counted by `upoll_counted`, and by sets that share one lock.
+//! The locks that threads take: counted by `upoll_counted`, and by sets that share one lock.
 
 use std::cell::Cell;
 use std::io;
@@ -12,7 +12,7 @@ use upoll::{Epoll, EventFd, EventFdFlags, Events};
 use crate::bench::kernel::Fd;
 use crate::bench::set::{Counter, Set};
 
-/// How often locks were taken, and shared.
+/// The counts of locks that were taken, and of the waits for them.
 #[derive(Clone, Copy, Default, Serialize)]
 pub(in crate::bench) struct Locks {
     pub(super) taken: u64,
@@ -35,7 +35,7 @@ impl Locks {
 
 /// Sets whose locks may be counted.
 pub(in crate::bench) trait Counted {
-    /// Returns how the calling thread took locks so far, if they are counted.
+    /// Returns the counts of the calling thread so far, if its locks are counted.
     fn locks() -> Option<Locks> {
         None
     }
@@ -66,7 +66,7 @@ pub(in crate::bench) struct GlobalFile(Option<EventFd>);
 static GLOBAL: Mutex<usize> = Mutex::new(0);
 
 thread_local! {
-    /// How this thread took the global lock.
+    /// The counts of the global lock on this thread.
     static GLOBAL_COUNTS: Cell<Locks> = Cell::default();
 }
 

@@ -37,7 +37,7 @@ const STRETCH: u64 = 64;
 /// The numbers of threads that share a set.
 const SHARING: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// How much to measure.
+/// The amount to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Load {
     pub(super) round_milliseconds: u64,
@@ -206,7 +206,7 @@ impl Sets {
 pub(super) struct Goal {
     /// The least growth.
     pub(super) growth: f64,
-    /// Whether that is the growth per core. Then the threads must share no lock, either.
+    /// True if that is the growth per core. Then the threads must share no lock, either.
     pub(super) per_core: bool,
     /// The least throughput relative to the kernel's.
     pub(super) ratio: Option<f64>,

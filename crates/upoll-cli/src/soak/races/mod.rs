@@ -37,10 +37,10 @@ use super::{change_pauses, join_all, lock};
 
 use self::processes::{Child, Mapped};
 
-/// How long the calls of one race repeat.
+/// The time for which the calls of one race repeat.
 const LENGTH: Duration = Duration::from_millis(20);
 
-/// How many races a child process repeats.
+/// The number of races that a child process repeats.
 const IN_CHILD: usize = 4;
 
 /// Races of one round.
@@ -58,7 +58,7 @@ struct Race {
     name: String,
     /// The first one is made by the thread that leads.
     calls: Vec<Call>,
-    /// How many of them, the last ones, are made by processes of their own.
+    /// The number of the calls, the last ones, that are made by processes of their own.
     processes: usize,
     /// Checks what the calls returned, and makes the objects as they were.
     settle: Settle,
@@ -164,7 +164,7 @@ fn send(channel: &Channel) -> Result<usize> {
 /// Races of one subject.
 type Maker = fn(&mut Rng) -> Result<Race>;
 
-/// Where races run.
+/// The place where races run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Home {
     Here,
@@ -194,9 +194,9 @@ pub(super) enum Topic {
 struct Subject {
     topic: Topic,
     races: &'static [Maker],
-    /// On how many sets of objects each one runs in a row.
+    /// The number of sets of objects on which each one runs in a row.
     copies: usize,
-    /// How long their calls repeat.
+    /// The time for which their calls repeat.
     length: Duration,
     home: Home,
 }
@@ -332,16 +332,16 @@ struct Shared {
 struct Place {
     thread: AtomicI32,
     is_busy: AtomicBool,
-    /// How many calls it has begun since the threads met.
+    /// The number of calls that it has begun since the threads met.
     begun: AtomicUsize,
     /// The result of each of them.
     returned: [AtomicUsize; COPIES],
 }
 
-/// After how many calls of one thread the library pauses elsewhere, on the average.
+/// The average number of calls of one thread after which the library pauses elsewhere.
 const CALLS_BETWEEN_PLANS: usize = 16;
 
-/// How often a thread looks whether the others have come as far.
+/// The number of times that a thread checks whether the others have come as far.
 const LOOKS: usize = 500;
 
 impl Shared {

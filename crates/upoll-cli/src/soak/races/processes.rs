@@ -271,11 +271,11 @@ impl Counter {
     }
 }
 
-/// How a thread receives units.
+/// The way in which a thread receives units.
 struct Receiver {
     way: Way,
     seed: u64,
-    /// Whether it waits on objects of its own each time.
+    /// True if it waits on objects of its own each time.
     is_new: bool,
     looks: usize,
     /// Made where the call is made: a process does not use the sets of its parent.

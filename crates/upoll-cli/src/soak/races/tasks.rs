@@ -139,7 +139,7 @@ fn many_tasks(_: &mut Rng) -> Result<Race> {
         }))
 }
 
-/// Tasks end while a write wakes them. Whether one is woken is all the same; none is used after its end.
+/// Tasks end while a write wakes them. Each may be woken or not, and none is used after its end.
 fn dropped_tasks(_: &mut Rng) -> Result<Race> {
     let make = || -> Result<(EventFd, Vec<Task>)> {
         let counter = EventFd::new(0)?;

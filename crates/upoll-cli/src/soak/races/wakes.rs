@@ -35,7 +35,7 @@ pub(super) const RACES: &[Maker] = &[
     closing,
 ];
 
-/// How a thread waits for a channel.
+/// A way in which a thread waits for a channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Way {
     Set,

@@ -75,7 +75,7 @@ fn sleeps() -> Vec<Arc<Sleep>> {
     SLEEPS.lock().unwrap().clone()
 }
 
-/// How a sleep ended.
+/// The causes that have ended a sleep.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Ended {
     pub(crate) woken: bool,

@@ -144,7 +144,7 @@ pub(in crate::host) fn is_set_or_seal(fd: RawFd) -> bool {
 
 /// Ends the use of an entry.
 pub(super) fn give_back(entry: &'static Entry) {
-    // Where the lock is taken the entry is lost: a fork may have left it so. So it is without memory.
+    // If the lock is taken, or there is no memory, the entry is lost. A fork may have left the lock so.
     if let Ok(mut unused) = UNUSED.try_lock()
         && unused.try_reserve(1).is_ok()
     {
@@ -223,8 +223,8 @@ pub(super) fn forget(fd: RawFd, entry: &'static Entry) {
     }
 }
 
-/// Whether an fd is the library's own and [protected](super::protect), so that calls of the program on it
-/// are to fail with `EBADF`.
+/// Returns whether an fd is the library's own and [protected](super::protect), so that calls of the program on it are
+/// to fail with `EBADF`.
 #[inline]
 #[must_use]
 pub fn is_own(fd: RawFd) -> bool {
@@ -383,7 +383,7 @@ pub(in crate::host) fn close_inherited() {
 }
 
 impl Entry {
-    /// Whether it is a seal of a set that a child goes on to use.
+    /// Returns whether the entry is a seal of a set that a child goes on to use.
     fn is_needed_in_children(&self) -> bool {
         let seal = self.seal.load(Ordering::Relaxed);
         let needs_seal =
@@ -396,8 +396,8 @@ impl Entry {
         self.under.load(Ordering::SeqCst)
     }
 
-    /// Returns whether its fd, of a set, of a member or of a seal, still stands for that. None: for a member only the list
-    /// in `/proc` shows it.
+    /// Returns whether its fd, of a set, of a member or of a seal, still stands for that. Returns None for a member
+    /// that only the list in `/proc` can show.
     fn is_at(&self, fd: RawFd) -> Option<bool> {
         if is_protected() {
             return Some(self.kind() == MEMBER || self.seal().is_some());
@@ -473,7 +473,7 @@ impl Entry {
     }
 }
 
-/// Whether the set `set` has the file `fd` as a member. Changes nothing in a set of the library's.
+/// Returns whether the set `set` has the file `fd` as a member. Changes nothing in a set of the library's.
 pub(super) fn has_member(set: RawFd, fd: RawFd) -> bool {
     // Asks for no events. An error or a hang-up, which a member may show unasked, is an edge then.
     let nothing = Event::new(Events::ET, 0);
@@ -486,8 +486,8 @@ pub(super) fn has_member(set: RawFd, fd: RawFd) -> bool {
     }
 }
 
-/// Whether `/proc` lists a member of the set `set` by this fd, with the inode of the file that the fd stands for.
-/// Changes nothing in the set, and takes no memory. Without `/proc` nothing is listed.
+/// Returns whether `/proc` lists a member of the set `set` by this fd, with the inode of the file that the fd stands
+/// for. Changes nothing in the set, and takes no memory. Without `/proc` nothing is listed.
 fn is_listed(set: RawFd, fd: RawFd) -> bool {
     let mut is_found = false;
     each_listed(set, |listed, inode| {

@@ -13,8 +13,8 @@
 //! library's. `EPOLL_CTL_ADD` fails with `EEXIST` on such a set, which makes it a check that
 //! changes nothing.
 //!
-//! Where sets nest, each set that a seal is in is the start of a path up, and the kernel allows 10 to
-//! 500 of them from one file. So a seal is in few sets, and in those of one process.
+//! If sets nest, each set that a seal is in is the start of a path up. The kernel allows 10 to 500 of them from one
+//! file. So a seal is in few sets, and in those of one process.
 //!
 //! # Protected fds
 //! A library that sees each close (`upoll-preload`) calls [`protect`] and keeps the program from these
@@ -45,21 +45,21 @@ use crate::events::Event;
 use crate::memory::SharedBox;
 use crate::sync::{AtomicBool, AtomicU32, Backoff, Ordering, statics};
 
-/// How long a check of a seal's fd is good for, except where a file is closed or a wake sent. A use of
-/// a set's fd in between meets a file of the program's only if that is a set, and has what is under the
-/// seal's fd as a member.
+/// The time for which a check of a seal's fd is good, in uses that neither close a file nor send a wakeup. A use of a
+/// set's fd in that time meets a file of the program's only if that is a set, and has the file under the seal's fd as
+/// a member.
 const FRESH_MS: u32 = 10;
 
-/// How long a thread sleeps in the kernel at most before it checks its own fds and looks at
-/// user-level objects, unless the fds are protected. A sleeping thread holds the files, so it
-/// cannot notice that their fds were closed, and wakes cannot reach it any more.
+/// The longest time that a thread sleeps in the kernel before it checks its own fds and polls user-level objects,
+/// unless the fds are protected. A sleeping thread holds the files. So it cannot notice that their fds were closed,
+/// and wakeups cannot reach it any more.
 const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// How long a new set waits for a check of another thread, which is two system calls. A signal handler waits in vain for the
-/// thread that it has interrupted.
+/// The number of times that a new set waits for a check of another thread, which is two system calls. A signal handler
+/// waits in vain for the thread that it has interrupted.
 const WAITS_FOR_A_CHECK: u32 = 150;
 
 statics! {
@@ -77,7 +77,7 @@ fn is_protected() -> bool {
     IS_PROTECTED.load(Ordering::Relaxed)
 }
 
-/// Whether the program can close the library's own fds unseen.
+/// Returns whether the program can close the library's own fds unseen.
 #[inline]
 pub(crate) fn may_be_lost() -> bool {
     !is_protected()
@@ -95,11 +95,12 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
 }
 
 statics! {
-    /// How many sealed sets were made.
+    /// The number of sealed sets that were made.
     static SETS_MADE: AtomicU32 = AtomicU32::new(0);
-    /// How often a check or a use has met a lost own fd.
+    /// The number of times that a check or a use has met a lost own fd.
     static LOSSES: AtomicU32 = AtomicU32::new(0);
-    /// How often a poll has met a set whose [check](LastCheck) is due. A poll may hold locks, and makes none.
+    /// The number of times that a poll has met a set whose [check](LastCheck) is due. A poll may hold locks, and makes
+    /// no check.
     static CHECKS_DUE: AtomicU32 = AtomicU32::new(0);
 }
 
@@ -117,7 +118,7 @@ pub(crate) fn repairs_due() -> u32 {
     losses().wrapping_add(CHECKS_DUE.load(Ordering::Relaxed))
 }
 
-/// When a set has last checked the fds of the sets below it, which it does not use itself.
+/// The time at which a set has last checked the fds of the sets below it, which it does not use itself.
 pub(super) struct LastCheck {
     milliseconds: AtomicU32,
     losses: AtomicU32,
@@ -397,7 +398,7 @@ impl OwnFd {
         Err(Errno::MFILE)
     }
 
-    /// Whether the fd still stands for the file. Takes system calls.
+    /// Returns whether the fd still stands for the file. Takes system calls.
     #[cold]
     pub(crate) fn is_intact(&self) -> bool {
         let is_intact = self.is_intact_with(Seal::is_intact);
@@ -517,7 +518,7 @@ impl OwnFd {
             .is_none_or(|seal| !seal.is_intact() || has_member(fd, seal.fd()))
     }
 
-    /// Whether the fd has not become that of another own fd, after the program closed it.
+    /// Returns whether the fd is still this one's. After the program has closed it, it may be that of another own fd.
     #[inline]
     fn has_fd(&self) -> bool {
         loop {

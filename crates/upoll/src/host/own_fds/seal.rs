@@ -17,20 +17,20 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Ordering, statics};
 pub(super) struct Seal {
     pub(super) entry: &'static Entry,
     pub(super) socket: kernel::Socket,
-    /// How many sets it is in, at most [`SETS_OF_A_SEAL`].
+    /// The number of sets that the seal is in, at most [`SETS_OF_A_SEAL`].
     sets: AtomicU32,
     /// The process that made it: a child makes its own.
     generation: u32,
     /// The program has closed its fd.
     is_lost: AtomicBool,
-    /// When its fd last stood for it, in milliseconds.
+    /// The time at which its fd last stood for it, in milliseconds.
     checked: AtomicU32,
     /// The one made before.
     next: Option<&'static Seal>,
 }
 
-/// How many sets a seal is in at most. Below the 10 paths of four links up that the kernel allows from
-/// one file.
+/// The largest number of sets that a seal is in. It is below the 10 paths of four links up that the
+/// kernel allows from one file.
 const SETS_OF_A_SEAL: u32 = 8;
 
 statics! {

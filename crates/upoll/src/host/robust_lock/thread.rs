@@ -131,8 +131,8 @@ impl Thread {
     }
 }
 
-/// Returns the list that the C library has registered for this thread; null if it has registered none. None: the kernel
-/// does not tell.
+/// Returns the list that the C library has registered for this thread; null if it has registered none. Returns None if
+/// the kernel does not tell.
 fn registered() -> Option<*const RobustList> {
     let mut list = ptr::null::<RobustList>();
     let mut size = 0_usize;

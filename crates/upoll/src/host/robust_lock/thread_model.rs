@@ -27,7 +27,7 @@ loom::lazy_static! {
 loom::thread_local! {
     static ID: Cell<u32> = Cell::new(LAST_ID.fetch_add(1, std_atomic::Ordering::Relaxed) + 1);
     static PENDING: Cell<*const AtomicU32> = Cell::new(ptr::null());
-    /// After how many steps it is killed.
+    /// The number of steps after which the thread is killed.
     static STEPS: Cell<usize> = Cell::new(usize::MAX);
 }
 
