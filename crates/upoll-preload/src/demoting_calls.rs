@@ -10,7 +10,7 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
 use crate::files::demote;
-use crate::kernel;
+use crate::{kernel, streams};
 
 /// Asynchronous reads and writes, which a thread of the C library makes.
 macro_rules! asynchronous {
@@ -220,4 +220,45 @@ within_the_c_library! {
     #[doc = "`backtrace_symbols_fd(3)`"]
     c"__backtrace_symbols_fd" __backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) -> (),
         fails for fd {};
+}
+
+/// Functions that close the fd of a stream within the C library.
+macro_rules! closing {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*; $stream:ident) -> $result:ty;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`: the C library closes the stream's fd.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind,)* $stream: *mut c_void) -> $result {
+            // SAFETY: the caller's contract: it is a stream.
+            unsafe { before_closing($stream) };
+            crate::next::next!(
+                $symbol as fn($($kind,)* *mut c_void) -> $result, ($($argument,)* $stream)
+            )
+        }
+    )* };
+}
+
+closing! {
+    c"fclose" fclose(; stream) -> c_int;
+    c"pclose" pclose(; stream) -> c_int;
+    c"freopen" freopen(path: *const c_char, mode: *const c_char; stream) -> *mut c_void;
+    c"freopen64" freopen64(path: *const c_char, mode: *const c_char; stream) -> *mut c_void;
+}
+
+/// Demotes the object that has got the fd of a stream: the program has closed that fd by `close(2)`, and the table does
+/// not see it closed once more. A stream whose fd is an own one by now gets none, so that to close it fails with
+/// `EBADF`.
+///
+/// # Safety
+/// `stream` is null or a stream that nobody closes meanwhile.
+unsafe fn before_closing(stream: *mut c_void) {
+    if stream.is_null() {
+        return;
+    }
+    let fd = streams::fd_of(stream);
+    // SAFETY: the caller's contract.
+    match unsafe { fd.read() } {
+        // SAFETY: as above.
+        own if own_fds::is_own(own) => unsafe { fd.write(-1) },
+        other => demote(other),
+    }
 }
