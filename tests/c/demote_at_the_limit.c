@@ -1,6 +1,5 @@
-/* A process that has as many descriptors as it may have forks, sends an eventfd, and executes nothing: the
- * eventfds that a set watches reach the child and the receiver with their counts, and the set goes on, as
- * in Linux. */
+/* A process that has as many descriptors as it may have forks, and sends an eventfd. The eventfds that a set watches
+ * reach the child and the receiver with their counts, and the set goes on. */
 #include "check.h"
 #include <sys/resource.h>
 #include <sys/wait.h>

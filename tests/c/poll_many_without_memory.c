@@ -1,5 +1,5 @@
-/* A process whose address space is used up polls a list for which user space would need a block of memory:
- * the kernel has memory of its own, so poll and ppoll return what is ready. */
+/* The address space is used up, and user space would need a block of memory for a long list of fds. The kernel has memory
+ * of its own, so poll and ppoll return the same as ever. */
 #include "check.h"
 #include <sys/resource.h>
 
@@ -30,7 +30,7 @@ int main(void)
 	CHECK(counter >= 0 && pipe(ends) == 0 && write(ends[1], "x", 1) == 1);
 	for (int at = 0; at < ENTRIES; at++)
 		entries[at] = (struct pollfd){at % 2 ? counter : ends[0], POLLIN | POLLOUT, 0};
-	/* What a first call takes. */
+	/* A first call takes memory that is kept. */
 	CHECK(poll(entries, 2, 0) == 2);
 	use_up_memory();
 
