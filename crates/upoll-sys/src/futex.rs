@@ -56,9 +56,9 @@ pub fn wait_until(
     unsafe { interruptible!(SYS_futex, word, operation, expected, limit, 0, any) }.map(drop)
 }
 
-/// Returns the id of this thread. Where a filter refuses `gettid(2)`, `FUTEX_LOCK_PI` tells it: the kernel writes the id of
-/// the thread that takes a free lock into it, and keeps nothing of the lock as long as nobody waits for it. None if the
-/// kernel refuses that as well.
+/// Returns the id of this thread. Where a filter refuses `gettid(2)` the thread takes a lock by `FUTEX_LOCK_PI`: the kernel
+/// writes the owner's id into the word, and keeps nothing of a lock for which nobody waits. None if the kernel refuses
+/// that as well.
 #[must_use]
 pub fn thread_id() -> Option<u32> {
     // SAFETY: no pointers are involved.

@@ -109,7 +109,7 @@ fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
     processes_are_killed(400, || {});
 }
 
-/// The kernel tells the id of a thread in another way.
+/// The library learns the ids of its threads in another way.
 fn where_gettid_is_refused_a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
     processes_are_killed(100, || refuse(libc::SYS_gettid));
 }
