@@ -48,7 +48,21 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     let Some(object) = table::get(fd) else {
         return check_open(fd);
     };
-    if let Object::Epoll(set) = &object
+    let result = demote_object(&object);
+    let address = object.as_file_ref(fd).address();
+    // So that its last owners are the fds.
+    drop(object);
+    match result {
+        Err(errno) if lacks_fds(errno) && demote_sets_of(Some(address)) => match table::get(fd) {
+            Some(object) => demote_object(&object),
+            None => Ok(()),
+        },
+        result => result,
+    }
+}
+
+fn demote_object(object: &Object) -> Result<(), Errno> {
+    if let Object::Epoll(set) = object
         && !set.rotates()
         && !set.is_passive()
     {
@@ -56,7 +70,7 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     }
     // Before its fds are held. Otherwise another thread's fork could copy the held fds to a child,
     // where they would stay held for ever instead of standing for an object of the child's own.
-    if !can_go(&object) {
+    if !can_go(object) {
         return Err(NOT_SUPPORTED);
     }
     let under_way = UnderWay::begin();
@@ -93,7 +107,14 @@ pub fn demote_all() {
         return;
     }
     // Sets come last: until then other threads may add members.
-    demote_where(|object| !object.is_set() && can_go(object), |_| {});
+    let mut lacks_any = false;
+    demote_where(
+        |object| !object.is_set() && can_go(object),
+        |outcome| lacks_any |= outcome.is_err_and(lacks_fds),
+    );
+    if lacks_any {
+        demote_sets_of(None);
+    }
     // Sets without user-level members first, then sets whose last such members these were.
     loop {
         let mut is_any = false;
@@ -295,6 +316,30 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
         true => Err(Errno::BUSY),
         false => demote(fd),
     }
+}
+
+/// Returns whether a call failed because there is no fd.
+fn lacks_fds(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE)
+}
+
+/// Demotes sets [with their members](demote_with_members), which needs no fd: the one at `address` and those that watch the
+/// file there, or all. Returns whether there were any.
+#[cold]
+fn demote_sets_of(address: Option<usize>) -> bool {
+    let is_meant = |object: &Object| match object {
+        Object::Epoll(set) => address.is_none_or(|address| {
+            let is_found = |found| (found == address).then_some(());
+            let interests = set.as_epoll().interests_by(is_found);
+            object.as_file_ref(0).address() == address
+                || interests.is_ok_and(|interests| !interests.is_empty())
+        }),
+        _ => false,
+    };
+    table::fds(0, u32::MAX)
+        .filter(|&fd| table::with(fd, is_meant) == Some(true) && demote_with_members(fd).is_ok())
+        .count()
+        > 0
 }
 
 /// Demotes a set without a place for kernel members, together with its members, which are eventfds. This needs no fd: the

@@ -18,6 +18,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use upoll::{Counters, Errno};
+use upoll_sys::futex;
 
 use crate::kernel::call;
 
@@ -220,8 +221,7 @@ fn this_process() -> u64 {
 
 fn this_thread() -> u64 {
     if THREAD.get() == 0 {
-        // SAFETY: as above.
-        THREAD.set(unsafe { call!(SYS_gettid) }.map_or(0, |id| id as u64));
+        THREAD.set(futex::thread_id().map_or(0, u64::from));
     }
     THREAD.get()
 }

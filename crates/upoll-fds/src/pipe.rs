@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use upoll::{Errno, PipeFlags, PipeReader, Shutdown, SocketFlags};
+use upoll_sys::futex;
 
 use crate::kernel::call;
 use crate::object::Object;
@@ -161,8 +162,8 @@ const _: () = assert!(size_of::<Sent>() == size_of::<libc::siginfo_t>());
 /// another `si_code`.
 pub(crate) fn raise_sigpipe() {
     // SAFETY: no pointers are involved, and these calls do not fail.
-    let ids = unsafe { (call!(SYS_getpid), call!(SYS_gettid), call!(SYS_getuid)) };
-    let (Ok(process), Ok(thread), Ok(user)) = ids else {
+    let ids = unsafe { (call!(SYS_getpid), call!(SYS_getuid)) };
+    let (Ok(process), Ok(user), Some(thread)) = (ids.0, ids.1, futex::thread_id()) else {
         return;
     };
     let signal = Sent {

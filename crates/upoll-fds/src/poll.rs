@@ -90,6 +90,11 @@ unsafe fn poll_masked(
             Ok(None) => {}
             // SAFETY: as above.
             Err(Errno::NOMEM) if unsafe { demote_named(fds, count) } => {}
+            // The kernel takes no memory of the process. SAFETY: as above.
+            Err(Errno::NOMEM) if !unsafe { names_ours(fds, count) } => {
+                // SAFETY: as above.
+                return unsafe { pass_on(fds, count, limit, mask) };
+            }
             Err(errno) => return Err(errno),
         }
         limit = running.rest();
@@ -131,9 +136,28 @@ pub fn number_of_entries(count: usize) -> usize {
 /// As [`ppoll`].
 #[cold]
 unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
+    // SAFETY: the caller's contract.
+    demote::demote_any(unsafe { named(fds, count) })
+}
+
+/// Returns whether a call names a user-level object or an own fd.
+///
+/// # Safety
+/// As [`ppoll`].
+#[cold]
+unsafe fn names_ours(fds: *mut libc::pollfd, count: usize) -> bool {
+    // SAFETY: the caller's contract.
+    unsafe { named(fds, count) }.any(crate::is_ours)
+}
+
+/// Returns the fds of a list, up to the first entry that cannot be read.
+///
+/// # Safety
+/// As [`ppoll`], as long as the result lives.
+unsafe fn named(fds: *mut libc::pollfd, count: usize) -> impl Iterator<Item = RawFd> {
     // SAFETY: the caller's contract; a pollfd has no invalid values.
-    let entry = |at: usize| unsafe { memory::read(fds.wrapping_add(at)) };
-    demote::demote_any((0..count).map_while(|at| Some(entry(at).ok()?.fd)))
+    let entry = move |at: usize| unsafe { memory::read(fds.wrapping_add(at)) };
+    (0..count).map_while(move |at| Some(entry(at).ok()?.fd))
 }
 
 /// Polls a few entries without a wait queue: returns what is ready, or that nothing is if the call has a limit

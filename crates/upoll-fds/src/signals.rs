@@ -27,6 +27,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
+use upoll_sys::futex;
 use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
 use upoll_sys::signals::{OF_FAULTS, bit, change};
 
@@ -361,9 +362,10 @@ type Information = [u64; 16];
 /// Sends a signal to this thread.
 fn send(signal: i32, information: &Information) -> Result<usize, Errno> {
     let information = ptr::from_ref(information);
+    let thread = futex::thread_id().ok_or(Errno::PERM)?;
     // SAFETY: the information is live; the others are numbers.
     unsafe {
-        let (process, thread) = (call!(SYS_getpid)?, call!(SYS_gettid)?);
+        let process = call!(SYS_getpid)?;
         call!(SYS_rt_tgsigqueueinfo, process, thread, signal, information)
     }
 }

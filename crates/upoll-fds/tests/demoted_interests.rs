@@ -342,6 +342,9 @@ fn a_child_has_the_interests_of_closed_fds_beside_that_of_the_open_one() {
 fn interests_in_an_object_that_lacks_fds_to_be_demoted_stay_as_they_are() {
     let _alone = alone();
     let (counter, epfd) = (eventfd(), set());
+    // A set with no other members than eventfds is demoted with them, which takes no fd.
+    let [reader, writer] = world::pipe();
+    add(epfd, reader);
     let event = Event::new(Events::IN | Events::ET, 7);
     // SAFETY: the event is live.
     unsafe { upoll_fds::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, counter, &raw const event) }.unwrap();
@@ -356,7 +359,7 @@ fn interests_in_an_object_that_lacks_fds_to_be_demoted_stay_as_they_are() {
     assert_eq!(ready(epfd), []);
     write(counter, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(ready(epfd), [7]);
-    close([counter, epfd]);
+    close([counter, epfd, reader, writer]);
 }
 
 /// The limit of fds leaves none for the kernel set that a rotating set needs for a source of the kernel's.

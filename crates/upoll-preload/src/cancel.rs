@@ -15,7 +15,7 @@ use std::{iter, ptr};
 
 use libc::{pid_t, pthread_t, timespec};
 
-use upoll_sys::signals;
+use upoll_sys::{futex, signals};
 
 use crate::kernel;
 use crate::next::next;
@@ -167,14 +167,8 @@ fn take_record() -> Option<&'static Record> {
     Some(record)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    reason = "thread numbers are ints"
-)]
 fn thread_id() -> pid_t {
-    // It does not fail.
-    kernel::call!(SYS_gettid).unwrap_or(0) as pid_t
+    futex::thread_id().map_or(0, u32::cast_signed)
 }
 
 /// In a child of `fork` there is one thread, of another number.

@@ -10,7 +10,7 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
 use crate::files::demote;
-use crate::kernel;
+use crate::{kernel, streams};
 
 /// Asynchronous reads and writes, which a thread of the C library makes.
 macro_rules! asynchronous {
@@ -214,10 +214,57 @@ within_the_c_library! {
     c"__vdprintf_chk" __vdprintf_chk(
         fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void
     ) -> c_int, fails for fd { give(Err::<c_int, _>(Errno::BADF)) };
+    #[doc = "`mq_close(3)`: the C library closes the fd of the queue."]
+    c"mq_close" mq_close(queue: c_int) -> c_int, fails for queue { give(Err::<c_int, _>(Errno::BADF)) };
     #[doc = "`backtrace_symbols_fd(3)`: the C library writes."]
     c"backtrace_symbols_fd" backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) -> (),
         fails for fd {};
     #[doc = "`backtrace_symbols_fd(3)`"]
     c"__backtrace_symbols_fd" __backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) -> (),
         fails for fd {};
+}
+
+/// Functions that close the fd of a stream or a directory within the C library.
+macro_rules! closing {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*; $closed:ident by $fd_of:path) -> $result:ty;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`: the C library closes the fd.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind,)* $closed: *mut c_void) -> $result {
+            if !$closed.is_null() {
+                // SAFETY: the caller's contract: it is open, and nobody else closes it.
+                unsafe { before_closing($fd_of($closed)) };
+            }
+            crate::next::next!(
+                $symbol as fn($($kind,)* *mut c_void) -> $result, ($($argument,)* $closed)
+            )
+        }
+    )* };
+}
+
+closing! {
+    c"fclose" fclose(; stream by streams::fd_of) -> c_int;
+    c"pclose" pclose(; stream by streams::fd_of) -> c_int;
+    c"endmntent" endmntent(; stream by streams::fd_of) -> c_int;
+    c"freopen" freopen(path: *const c_char, mode: *const c_char; stream by streams::fd_of) -> *mut c_void;
+    c"freopen64" freopen64(path: *const c_char, mode: *const c_char; stream by streams::fd_of) -> *mut c_void;
+    c"closedir" closedir(; folder by fd_of_folder) -> c_int;
+}
+
+/// Returns the place of a directory's fd: the C library's `DIR` begins with it.
+fn fd_of_folder(folder: *mut c_void) -> *mut c_int {
+    folder.cast()
+}
+
+/// Demotes the object that has got the fd at `place`: the program has closed that fd by `close(2)`, and the table does not
+/// see it closed once more. If it is an own fd by now, -1 takes its place, and to close that fails with `EBADF`.
+///
+/// # Safety
+/// The place is that of a stream or directory that nobody closes meanwhile.
+unsafe fn before_closing(place: *mut c_int) {
+    // SAFETY: the caller's contract.
+    match unsafe { place.read() } {
+        // SAFETY: as above.
+        own if own_fds::is_own(own) => unsafe { place.write(-1) },
+        other => demote(other),
+    }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t};
 use upoll::Errno;
 use upoll_sys::backoff::Backoff;
+use upoll_sys::futex;
 use upoll_sys::signals::{self, Blocked};
 
 use crate::cancel::exported;
@@ -255,8 +256,7 @@ unsafe extern "C-unwind" fn call_handler(
     if word & WAS_CALLED != 0 || word == SIG_DFL {
         // Another thread was quicker. The signal is sent again; the kernel's default action
         // follows.
-        let (process, thread) = (kernel::call!(SYS_getpid), kernel::call!(SYS_gettid));
-        if let (Ok(process), Ok(thread)) = (process, thread) {
+        if let (Ok(process), Some(thread)) = (kernel::call!(SYS_getpid), futex::thread_id()) {
             let _ = kernel::call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info);
         }
         return;

@@ -1,6 +1,6 @@
 //! The C library's streams: they read and write within it, unseen.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use crate::kernel;
@@ -74,4 +74,9 @@ fn read(stream: *const Stream) -> Option<(*const Stream, c_int)> {
     let (local, remote) = (&raw const local, &raw const remote);
     let count = kernel::call!(SYS_process_vm_readv, process, local, 1, remote, 1, 0);
     (count == Ok(SIZE)).then_some((found.next, found.fd))
+}
+
+/// Returns the place of a stream's fd.
+pub(crate) fn fd_of(stream: *mut c_void) -> *mut c_int {
+    stream.wrapping_byte_add(offset_of!(Stream, fd)).cast()
 }

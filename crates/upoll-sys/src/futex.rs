@@ -56,6 +56,23 @@ pub fn wait_until(
     unsafe { interruptible!(SYS_futex, word, operation, expected, limit, 0, any) }.map(drop)
 }
 
+/// Returns the id of this thread. Where a filter refuses `gettid(2)` the thread takes a lock by `FUTEX_LOCK_PI`: the kernel
+/// writes the owner's id into the word, and keeps nothing of a lock for which nobody waits. None if the kernel refuses
+/// that as well.
+#[must_use]
+pub fn thread_id() -> Option<u32> {
+    // SAFETY: no pointers are involved.
+    if let Ok(id) = unsafe { syscall!(SYS_gettid) } {
+        return u32::try_from(id).ok();
+    }
+    let word = AtomicU32::new(0);
+    let operation = libc::FUTEX_LOCK_PI | Scope::Private.flag();
+    let forever = ptr::null::<libc::timespec>();
+    // SAFETY: the word is live and aligned.
+    unsafe { syscall!(SYS_futex, word.as_ptr(), operation, 0, forever) }.ok()?;
+    Some(word.into_inner())
+}
+
 /// Wakes up to `count` threads that sleep on the word at `address`. The word need not exist any more.
 pub fn wake(address: usize, count: i32, scope: Scope) {
     // SAFETY: the kernel takes the address as a key and does not write to it; a stale one causes an

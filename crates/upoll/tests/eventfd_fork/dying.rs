@@ -14,6 +14,7 @@ tests![
     a_reader_killed_at_any_point_leaves_no_writer_asleep,
     a_process_that_is_killed_asleep_is_not_missed,
     where_the_kernel_does_not_tell_the_robust_list_that_of_the_c_library_stays,
+    where_gettid_is_refused_a_process_that_is_killed_blocks_nobody_and_loses_nothing,
 ];
 
 const LONG: Duration = Duration::from_secs(60);
@@ -105,20 +106,32 @@ fn toil(counter: &EventFd, tally: Tally, role: usize) {
 }
 
 fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
-    const ROUNDS: usize = 400;
+    processes_are_killed(400, || {});
+}
+
+/// The library learns the ids of its threads in another way.
+fn where_gettid_is_refused_a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
+    processes_are_killed(100, || refuse(libc::SYS_gettid));
+}
+
+/// Kills processes at random moments. Each calls `begin` first.
+fn processes_are_killed(rounds: usize, begin: fn()) {
     let mut random = seed();
     let counter = EventFd::shared(0, EventFdFlags::SEMAPHORE).unwrap();
     counter.set_maximum(1_000_000).unwrap();
-    let numbers = shared_numbers((ROUNDS + 8) * TALLY);
+    let numbers = shared_numbers((rounds + 8) * TALLY);
     let mut tallies = numbers.chunks(TALLY).map(Tally);
     let mut used = Vec::new();
     let mut start = |role| {
         let tally = tallies.next().unwrap();
         used.push(tally);
-        Child::new(|_| toil(&counter, tally, role))
+        Child::new(|_| {
+            begin();
+            toil(&counter, tally, role);
+        })
     };
     let mut victims: Vec<_> = (0..4).map(|at| start(at % WAYS.len())).collect();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         sleep(Duration::from_micros(random.next(2_000)));
         let at = usize::try_from(random.next(4)).unwrap();
         victims.swap_remove(at).kill();
@@ -273,15 +286,15 @@ fn a_process_that_is_killed_asleep_is_not_missed() {
     }
 }
 
-/// Makes `get_robust_list(2)` fail with `EPERM` from now on, as a filter of system calls may.
-fn refuse_get_robust_list() {
+/// Makes a system call fail with `EPERM` from now on, as a filter of system calls may.
+fn refuse(number: libc::c_long) {
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter {
         code: u16::try_from(code).unwrap(),
         jt: 0,
         jf,
         k,
     };
-    let number = u32::try_from(libc::SYS_get_robust_list).unwrap();
+    let number = u32::try_from(number).unwrap();
     let mut steps = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number),
@@ -319,7 +332,7 @@ fn where_the_kernel_does_not_tell_the_robust_list_that_of_the_c_library_stays() 
         assert_eq!(libc::pthread_mutex_init(mutex, &raw const kind), 0);
     }
     let owner = Child::new(|_| {
-        refuse_get_robust_list();
+        refuse(libc::SYS_get_robust_list);
         counter.try_write(1).unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { libc::pthread_mutex_lock(mutex) }, 0);

@@ -90,6 +90,10 @@ std::thread_local! {
     };
 }
 
+/// The id of no thread, where the kernel refuses to tell this one's: the death of the thread is not noticed then. With 0
+/// nobody would have the lock.
+const NO_THREAD: u32 = libc::FUTEX_TID_MASK;
+
 impl Thread {
     pub(super) fn current() -> Self {
         let known = THREAD.get();
@@ -103,11 +107,9 @@ impl Thread {
     fn ask() -> Self {
         // First: a handler may fork after it, and the child asks anew.
         let generation = generation::current();
-        // SAFETY: no pointers are involved.
-        let id = unsafe { syscall!(SYS_gettid) }.unwrap_or(0);
         let thread = Thread {
             generation,
-            id: u32::try_from(id).unwrap_or(0),
+            id: futex::thread_id().unwrap_or(NO_THREAD),
             list: match registered() {
                 Some(list) if !list.is_null() => list,
                 Some(_) => register(),
