@@ -46,7 +46,7 @@ use core::ptr::{self, NonNull};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::steps::{Step, step};
-use crate::sync::{AtomicU32, Mutex, Ordering, fence};
+use crate::sync::{AtomicU32, Mutex, Ordering, fence, fence_after_rmw};
 use crate::tally::{Counters, OptionalTally};
 
 /// A list of waiters that an object wakes when it changes.
@@ -264,11 +264,12 @@ impl WaitQueue {
         });
     }
 
-    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A fence follows the release of the lock.
+    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A full fence, too: an object's poll may
+    /// read in any order it likes.
     #[inline]
     fn count_linked(&self) {
-        let linked = self.linked.load(Ordering::Relaxed);
-        self.linked.store(linked + 1, Ordering::Relaxed);
+        self.linked.fetch_add(1, Ordering::SeqCst);
+        fence_after_rmw();
     }
 
     /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
