@@ -104,13 +104,13 @@ impl<T> Channel<T> {
             return Err(TrySendError::Disconnected(message));
         }
         if !queue.make_room() {
-            self.publish(&queue, false);
+            self.publish(&queue);
             return Err(TrySendError::Full(message));
         }
         let users = self.users();
         let wakes = queue.messages.is_empty() && users.are_any();
         queue.messages.push_back(message);
-        self.publish(&queue, wakes);
+        self.publish(&queue);
         drop(queue);
         // Without a change from empty to not empty nothing was published. An interest that is not linked
         // yet sees the messages, and one that has seen them receives until there are no more.
@@ -136,7 +136,7 @@ impl<T> Channel<T> {
         };
         queue.is_out_of_memory = false;
         let wakes = was_full && self.users().are_any();
-        self.publish(&queue, wakes);
+        self.publish(&queue);
         drop(queue);
         if wakes {
             self.wake_writers();

@@ -18,6 +18,8 @@
 //! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter links
 //! itself (which writes `linked`), then reads the state. There is a full fence between the two steps on
 //! either side, so at least one of the two sees the other and no wakeup is lost.
+//!
+//! A wakeup that finds any entry needs no fence before that: the lock that it takes then orders it with each waiter.
 
 mod deferred;
 mod list;
@@ -46,7 +48,7 @@ use core::ptr::{self, NonNull};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::steps::{Step, step};
-use crate::sync::{AtomicU32, Mutex, Ordering, fence, fence_after_rmw};
+use crate::sync::{AtomicU32, Mutex, Ordering, compiler_fence, fence, fence_after_rmw};
 use crate::tally::{Counters, OptionalTally};
 
 /// A list of waiters that an object wakes when it changes.
@@ -179,8 +181,17 @@ impl WaitQueue {
     /// With `std` it does not wait for the lock of the queue. If another call holds that, it delivers the wakeup at its
     /// end, and this one returns 0.
     pub fn wake(&self, key: Events) -> usize {
-        fence(Ordering::SeqCst);
-        self.wake_published(key)
+        // The exchange is in one order with the counts of waiters that come. The lock does the same where it is taken.
+        let has_waiters = self.linked.load(Ordering::Relaxed) != 0
+            || self
+                .linked
+                .compare_exchange(0, 0, Ordering::SeqCst, Ordering::SeqCst)
+                .is_err();
+        if has_waiters {
+            self.wake_watched(key)
+        } else {
+            0
+        }
     }
 
     /// [`wake`](Self::wake) for a caller that published its state with a `SeqCst` read-modify-write
@@ -194,15 +205,25 @@ impl WaitQueue {
         }
     }
 
-    /// Apart from [`wake_published`](Self::wake_published), which needs no stack without it.
+    /// Apart from its callers, which need no stack without it.
     #[inline(never)]
     fn wake_watched(&self, key: Events) -> usize {
         let mut deferred = Deferred::new();
-        self.wake_within(&mut Wake {
+        let mut wake = Wake {
             key,
             mode: Mode::Notify,
             deferred: &mut deferred,
-        })
+        };
+        // The compiler leaves what was published before the lock.
+        compiler_fence(Ordering::SeqCst);
+        let Some(mut list) = self.lock_to_wake(Kind::Plain, &mut wake) else {
+            return 0;
+        };
+        // Published, now the entries look at what else their owners have published.
+        fence_after_rmw();
+        let took = self.wake_locked(&mut list, &mut wake);
+        drop(list);
+        took
     }
 
     /// Like [`wake`](Self::wake), but calls every exclusive waiter too (`wake_up_all`): for events
