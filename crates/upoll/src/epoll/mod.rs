@@ -244,7 +244,19 @@ impl Set {
 
     /// Wakes one sleeper and all watchers of this set, because something was queued. Returns which
     /// of the two took the wakeup.
+    #[inline]
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
+        let is_for_nobody = !self.sleepers.is_watched()
+            && !self.watched_by.is_watched()
+            && self.backend().is_none();
+        match is_for_nobody {
+            true => (false, false),
+            false => self.tell_waiters(wake),
+        }
+    }
+
+    #[inline(never)]
+    fn tell_waiters(&self, wake: &mut Wake<'_>) -> (bool, bool) {
         let slept = self.wake_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {

@@ -487,6 +487,25 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Declined;
     }
+    let takes_turns = set.rotates || node.state() & state::ROTATING != 0;
+    if wake.mode == Mode::Notify && !takes_turns && !interest.contains(Events::EXCLUSIVE) {
+        // SAFETY: the item is registered in `set`.
+        unsafe { set.queue(item) };
+        set.tell(wake);
+        return Reply::Woken;
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { wake_in_turn(item, interest, wake) }
+}
+
+/// [`wake_item`] of an item that may decline, or whose waiters take turns.
+///
+/// # Safety
+/// As [`wake_item`].
+#[inline(never)]
+unsafe fn wake_in_turn(item: NonNull<Item>, interest: Events, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: a registered item is alive, and so is its set.
+    let (node, set) = unsafe { (item.as_ref(), (*item.as_ref().set).object()) };
     if wake.mode != Mode::Notify && !set.is_awaited(wake.deferred) {
         return Reply::Declined;
     }

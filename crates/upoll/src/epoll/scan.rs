@@ -399,10 +399,15 @@ impl Set {
     /// An event that the chosen worker has left in the source, or does not come for, wakes nobody
     /// else. So a thread that begins a wait, or ends one, polls the rotating sets themselves.
     /// Edge-triggered interests are left out: their edge was the chosen worker's.
+    #[inline]
     pub(crate) fn recheck_rotating(&self) {
-        if !self.is_above_rotating() {
-            return;
+        if self.is_above_rotating() {
+            self.recheck_all_rotating();
         }
+    }
+
+    #[inline(never)]
+    fn recheck_all_rotating(&self) {
         let _scope = Scope::enter();
         let mut inner = self.lock();
         let inner = &mut *inner;

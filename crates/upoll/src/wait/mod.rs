@@ -382,6 +382,7 @@ impl WaitQueue {
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
+    #[inline]
     fn walk(&self, list: &mut List, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(exclusive_only);
