@@ -41,6 +41,7 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
+    #[inline(always)]
     fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, ask: Ask) -> Option<Self> {
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
@@ -269,7 +270,7 @@ struct LoneScan<'a>(&'a Set);
 impl Drop for LoneScan<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.end_lone_scan();
+        self.0.end_scan_of_first();
     }
 }
 
@@ -318,7 +319,7 @@ impl Set {
         let inner = self.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()
-            && let Some(event) = self.take_lone_edge(&inner)
+            && let Some(event) = self.take_first_edge(&inner)
         {
             let (events, data) = event;
             if events.is_empty() {
@@ -344,24 +345,21 @@ impl Set {
         filled
     }
 
-    /// A scan of nothing but one arrival that one report uses up: as nothing goes back to the list,
+    /// A scan of nothing but one item that one report uses up: as nothing goes back to the list,
     /// there is nothing that others must not miss meanwhile. None if it is not like that; an empty
     /// report if the item was idle.
     #[inline]
-    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<(Events, u64)> {
+    fn take_first_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<(Events, u64)> {
         // SAFETY: the set's lock is held.
         let item = unsafe {
-            self.take_lone_arrival(inner, |item| {
-                item.interest().intersects(CONSUMING)
-                    && item.state() & !state::QUEUED == 0
-                    && !item.entry.is_claimed()
+            self.take_first(inner, |item| {
+                item.interest().intersects(CONSUMING) && item.state() == 0
             })
         }?;
         // SAFETY: queued items are registered, and the set's lock is held.
         unsafe {
             let node = item.as_ref();
             let _ended = LoneScan(self);
-            Set::unqueue(node);
             let events = Set::poll_unqueued(item);
             let interest = node.interest();
             if !events.is_empty() && interest.contains(Events::ONESHOT) {
@@ -588,7 +586,7 @@ impl Set {
             && (is_level() || unsafe { Self::poll_item(item) }.is_empty())
     }
 
-    /// Takes a queued item off whichever list it is on.
+    /// Takes a queued item off whichever list it is on, or from `first`.
     ///
     /// # Safety
     /// The item is registered in this set and unhooked from all queues; `inner` is the set's,
@@ -596,13 +594,14 @@ impl Set {
     pub(super) unsafe fn take_off(&self, inner: &mut Interests, item: NonNull<Item>) {
         // SAFETY: the caller holds the lock.
         unsafe {
-            if item.as_ref().state() & state::QUEUED == 0 {
-                return;
+            if item.as_ref().state() & state::QUEUED != 0 {
+                self.begin_scan(&mut inner.ready);
+                inner.ready.unlink(item);
+                item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
+                self.end_scan(&mut inner.ready, &mut ReadyList::new());
+            } else if self.first.load(Ordering::Relaxed) == item.as_ptr() {
+                self.first.store(ptr::null_mut(), Ordering::SeqCst);
             }
-            self.begin_scan(&mut inner.ready);
-            inner.ready.unlink(item);
-            item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
-            self.end_scan(&mut inner.ready, &mut ReadyList::new());
         }
     }
 }
