@@ -10,9 +10,7 @@ use crate::events::{Event, Events};
 use crate::steps::{Step, step};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
-#[cfg(any(feature = "std", upoll_loom))]
-use core::ptr;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 /// The report of an idle item.
 const NOTHING: (Events, u64) = (Events::empty(), 0);

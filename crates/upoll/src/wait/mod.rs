@@ -188,7 +188,8 @@ impl WaitQueue {
                 .compare_exchange(0, 0, Ordering::SeqCst, Ordering::SeqCst)
                 .is_err();
         if has_waiters {
-            self.wake_watched(key)
+            // Published, now the entries look at what else their owners have published.
+            self.wake_watched(key, fence_after_rmw)
         } else {
             0
         }
@@ -199,15 +200,15 @@ impl WaitQueue {
     #[inline]
     pub(crate) fn wake_published(&self, key: Events) -> usize {
         if self.is_watched() {
-            self.wake_watched(key)
+            self.wake_watched(key, || {})
         } else {
             0
         }
     }
 
-    /// Apart from its callers, which need no stack without it.
+    /// Calls `order` behind the exchange that takes the lock. Apart from its callers, which need no stack without it.
     #[inline(never)]
-    fn wake_watched(&self, key: Events) -> usize {
+    fn wake_watched(&self, key: Events, order: impl FnOnce()) -> usize {
         let mut deferred = Deferred::new();
         let mut wake = Wake {
             key,
@@ -219,8 +220,7 @@ impl WaitQueue {
         let Some(mut list) = self.lock_to_wake(Kind::Plain, &mut wake) else {
             return 0;
         };
-        // Published, now the entries look at what else their owners have published.
-        fence_after_rmw();
+        order();
         let took = self.wake_locked(&mut list, &mut wake);
         drop(list);
         took
