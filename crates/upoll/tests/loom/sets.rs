@@ -125,6 +125,11 @@ impl Flag {
         self.is_up.store(is_up, Ordering::Release);
         self.queue.wake(Events::IN);
     }
+
+    /// Takes the flag down, which wakes nobody. Returns whether it was up.
+    pub(super) fn take(&self) -> bool {
+        self.is_up.swap(false, Ordering::SeqCst)
+    }
 }
 
 impl Pollable for Flag {
