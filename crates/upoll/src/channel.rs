@@ -59,8 +59,8 @@ pub(crate) struct Queue<T> {
     limit: Option<usize>,
     /// There was no memory for one more message. A receive makes room.
     is_out_of_memory: bool,
-    has_receiver: bool,
-    has_sender: bool,
+    /// [`NO_READER`] once the last receiver is gone, [`NO_WRITER`] once the last sender is.
+    closed: u32,
 }
 
 impl<T> Queue<T> {
@@ -86,10 +86,7 @@ impl<T> Contents for Queue<T> {
     #[inline]
     fn state(&self) -> u32 {
         let bit = |bit, on: bool| if on { bit } else { 0 };
-        bit(NOT_EMPTY, !self.messages.is_empty())
-            | bit(NOT_FULL, !self.is_full())
-            | bit(NO_READER, !self.has_receiver)
-            | bit(NO_WRITER, !self.has_sender)
+        bit(NOT_EMPTY, !self.messages.is_empty()) | bit(NOT_FULL, !self.is_full()) | self.closed
     }
 }
 
@@ -100,17 +97,17 @@ impl<T> Channel<T> {
             return Err(TrySendError::Full(message));
         }
         let mut queue = self.lock();
-        if !queue.has_receiver {
+        if queue.closed & NO_READER != 0 {
             return Err(TrySendError::Disconnected(message));
         }
         if !queue.make_room() {
-            self.publish(&queue, false);
+            self.publish(&queue);
             return Err(TrySendError::Full(message));
         }
         let users = self.users();
         let wakes = queue.messages.is_empty() && users.are_any();
         queue.messages.push_back(message);
-        self.publish(&queue, wakes);
+        self.publish(&queue);
         drop(queue);
         // Without a change from empty to not empty nothing was published. An interest that is not linked
         // yet sees the messages, and one that has seen them receives until there are no more.
@@ -128,15 +125,14 @@ impl<T> Channel<T> {
         let mut queue = self.lock();
         let was_full = queue.is_full();
         let Some(message) = queue.messages.pop_front() else {
-            return Err(if queue.has_sender {
-                TryRecvError::Empty
-            } else {
-                TryRecvError::Disconnected
+            return Err(match queue.closed & NO_WRITER {
+                0 => TryRecvError::Empty,
+                _ => TryRecvError::Disconnected,
             });
         };
         queue.is_out_of_memory = false;
         let wakes = was_full && self.users().are_any();
-        self.publish(&queue, wakes);
+        self.publish(&queue);
         drop(queue);
         if wakes {
             self.wake_writers();
@@ -166,12 +162,12 @@ impl<T: Send + 'static> Pollable for OpenEnd<T> {
     fn release(&self) {
         self.channel.close(|queue| match self.end {
             // Only once: what is unread stays so.
-            End::Reading if queue.has_receiver => {
-                queue.has_receiver = false;
+            End::Reading if queue.closed & NO_READER == 0 => {
+                queue.closed |= NO_READER;
                 queue.unread = core::mem::take(&mut queue.messages);
             }
             End::Reading => {}
-            End::Writing => queue.has_sender = false,
+            End::Writing => queue.closed |= NO_WRITER,
         });
     }
 
@@ -225,8 +221,7 @@ fn channel<T: Send + 'static>(
         unread: VecDeque::new(),
         limit,
         is_out_of_memory: false,
-        has_receiver: true,
-        has_sender: true,
+        closed: 0,
     };
     let channel = SharedBox::new(Channel::new(queue))?;
     let open = |end| {

@@ -129,7 +129,7 @@ impl Pipe {
                     error = Some(Errno::NOMEM);
                 }
             }
-            self.publish(&ring, was_empty && users.are_any());
+            self.publish(&ring);
         }
         Pass {
             is_broken: !ring.has_reader,
@@ -193,7 +193,7 @@ impl Pipe {
         let most = into.whole(ring.pages.unread())?;
         ring.pages.take(into, most);
         let wakes = was_full && !ring.is_full() && self.users().are_any();
-        self.publish(&ring, wakes);
+        self.publish(&ring);
         drop(ring);
         if wakes {
             self.wake_writers();
@@ -220,7 +220,7 @@ impl Pipe {
             return Err(Errno::BUSY);
         }
         ring.limit = pages;
-        self.publish(&ring, true);
+        self.publish(&ring);
         drop(ring);
         self.wake_any_writer();
         Ok(pages * PAGE)
@@ -239,7 +239,7 @@ impl Pipe {
         ring.is_stale = true;
         ring.has_reader = false;
         ring.has_writer = false;
-        self.publish(&ring, true);
+        self.publish(&ring);
         drop(ring);
         drop(pages);
         self.wake_all(Events::HUP);

@@ -275,14 +275,14 @@ impl Pair {
         for (side, endpoint) in self.sides.iter().zip(&*endpoints) {
             let events = endpoint.events().bits();
             if side.events.load(Ordering::Relaxed) != events {
-                side.events.swap(events, Ordering::SeqCst);
+                side.events.store(events, Ordering::Release);
             }
         }
     }
 
     #[inline]
     fn wake(&self, side: Me, key: Events) {
-        self.sides[side].queue.wake_published(key);
+        self.sides[side].queue.wake(key);
     }
 
     /// `sk_state_change`: wakes all waiters, for any events.

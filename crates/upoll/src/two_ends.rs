@@ -103,27 +103,24 @@ impl<T: Contents> TwoEnds<T> {
         Users(self.users.load(Ordering::Relaxed))
     }
 
-    /// Publishes the new state to polls. With `wakes` it is one half of the named pair: a waiter
-    /// that registers later sees the state, and the following wakeup finds a waiter that registered
-    /// before. Without `wakes`, it only became less ready, or nobody has ever registered.
+    /// Publishes the new state to polls. It is one half of the named pair: a waiter that registers later sees the state,
+    /// and a wakeup that follows finds a waiter that registered before.
     #[inline]
-    pub(crate) fn publish(&self, contents: &T, wakes: bool) {
+    pub(crate) fn publish(&self, contents: &T) {
         let state = contents.state();
-        if wakes {
-            self.state.swap(state, Ordering::SeqCst);
-        } else if self.state.load(Ordering::Relaxed) != state {
+        if self.state.load(Ordering::Relaxed) != state {
             self.state.store(state, Ordering::Release);
         }
     }
 
     #[inline]
     pub(crate) fn wake_readers(&self) {
-        self.readers.wake_published(Events::IN | Events::RDNORM);
+        self.readers.wake(Events::IN | Events::RDNORM);
     }
 
     #[inline]
     pub(crate) fn wake_writers(&self) {
-        self.writers.wake_published(Events::OUT | Events::WRNORM);
+        self.writers.wake(Events::OUT | Events::WRNORM);
     }
 
     /// Wakes all that wait at either end.
@@ -134,7 +131,7 @@ impl<T: Contents> TwoEnds<T> {
 
     /// Wakes a waiter for room, for whichever events it waits.
     pub(crate) fn wake_any_writer(&self) {
-        self.writers.wake_published(Events::empty());
+        self.writers.wake(Events::empty());
     }
 
     /// Whether there is nothing to read.
@@ -189,7 +186,7 @@ impl<T: Contents> TwoEnds<T> {
     pub(crate) fn close(&self, close: impl FnOnce(&mut T)) {
         let mut contents = self.lock();
         close(&mut contents);
-        self.publish(&contents, true);
+        self.publish(&contents);
         let closed = contents.state() & (NO_READER | NO_WRITER);
         drop(contents);
         if closed == NO_READER || closed == NO_WRITER {

@@ -44,7 +44,7 @@ pub use self::ctl::Op;
 pub(crate) use self::ctl::comes_unannounced;
 pub use self::limit::WatchLimit;
 
-use self::backend::OptionalBackend;
+use self::backend::{KernelBackend, OptionalBackend};
 #[cfg(any(feature = "std", upoll_loom))]
 use self::handover::Handover;
 use self::interest::{Interests, Item};
@@ -98,10 +98,10 @@ pub(crate) fn any_hangs_up(events: &[Event]) -> bool {
 pub(crate) struct Set {
     /// First, so that it ends before all that a wakeup through it reaches.
     schedules: Schedules,
+    /// The item that was queued while nothing else was; see [`ready`].
+    first: AtomicPtr<Item>,
     /// The newest arrival and the tag bit; see [`ready`].
     pending: AtomicPtr<Item>,
-    /// A scan is under way that `pending` does not tell of. Written under `inner`'s lock.
-    lone_scan: AtomicBool,
     /// Threads that wait in this set, all of them exclusive (`ep->wq`). Its lock nests inside the
     /// locks of the queues that the items are hooked into.
     pub(crate) sleepers: WaitQueue,
@@ -244,7 +244,19 @@ impl Set {
 
     /// Wakes one sleeper and all watchers of this set, because something was queued. Returns which
     /// of the two took the wakeup.
+    #[inline]
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
+        let is_for_nobody = !self.sleepers.is_watched()
+            && !self.watched_by.is_watched()
+            && self.backend().is_none();
+        match is_for_nobody {
+            true => (false, false),
+            false => self.tell_waiters(wake),
+        }
+    }
+
+    #[inline(never)]
+    fn tell_waiters(&self, wake: &mut Wake<'_>) -> (bool, bool) {
         let slept = self.wake_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {
@@ -443,8 +455,8 @@ impl Epoll {
         let epoll = Epoll {
             file: File::try_new(Set {
                 schedules: Schedules::new(),
+                first: AtomicPtr::new(core::ptr::null_mut()),
                 pending: AtomicPtr::new(core::ptr::null_mut()),
-                lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(account))),
@@ -496,27 +508,33 @@ impl Epoll {
     }
 
     /// [`try_wait`](Self::try_wait) for a thread that forwards the event by other means if it ends.
+    #[inline]
     pub(crate) fn harvest_unremembered(&self, events: &mut [Event]) -> Result<usize, Errno> {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(upoll_loom))]
         self.file.recheck_rotating();
         self.file.fire_due();
-        Ok(match self.file.backend() {
-            None => self.file.harvest(events),
-            Some(backend) => {
-                let losses = backend.losses();
-                backend.restore_found_lost(self.description())?;
-                let ready = backend.harvest_both(&self.file, events);
-                if ready == 0 && (backend.is_found_lost() || losses != backend.losses()) {
-                    // The program closed it a moment ago, so the kernel was not asked. Another thread may have made it anew
-                    // meanwhile.
-                    backend.restore_found_lost(self.description())?;
-                    backend.harvest_both(&self.file, events)
-                } else {
-                    ready
-                }
-            }
-        })
+        match self.file.backend() {
+            None => Ok(self.file.harvest(events)),
+            Some(backend) => self.harvest_both(backend, events),
+        }
+    }
+
+    #[inline(never)]
+    fn harvest_both(
+        &self,
+        backend: &dyn KernelBackend,
+        events: &mut [Event],
+    ) -> Result<usize, Errno> {
+        let losses = backend.losses();
+        backend.restore_found_lost(self.description())?;
+        let ready = backend.harvest_both(&self.file, events);
+        if ready > 0 || !backend.is_found_lost() && losses == backend.losses() {
+            return Ok(ready);
+        }
+        // The program closed it a moment ago, so the kernel was not asked. Another thread may have made it anew meanwhile.
+        backend.restore_found_lost(self.description())?;
+        Ok(backend.harvest_both(&self.file, events))
     }
 
     /// Sets by how many turns a worker of this rotating set may be ahead of the others, if the source is a kernel fd.

@@ -5,18 +5,25 @@
 //! the set's lock moves the arrivals, oldest first, to the tail of the ready list, which that lock
 //! guards.
 //!
-//! # `pending`
-//! One word is all that a waiter needs to check. It holds the newest arrival's address, and in bit
-//! 0 ([`TAG`]) whether the ready list is non-empty or a scan is under way. Zero means that nothing
-//! is ready. The bit stays set while a scan has the list apart, so that another thread cannot
-//! mistake a list in flight for an empty one.
+//! # `first` and `pending`
+//! Two words are all that a waiter needs to check. `pending` holds the newest arrival's address, and in bit
+//! 0 ([`TAG`]) whether the ready list is non-empty or a scan is under way. The bit stays set while a scan has the list
+//! apart, so that another thread cannot mistake a list in flight for an empty one.
+//!
+//! `first` is for the item that is queued while nothing else is: it is in no list then, and `QUEUED` is not set. So a wakeup
+//! queues it, and a scan takes it, with one exchange each. While such a scan is under way `first` is [`SCANNED`]. Other
+//! scans move the item to the ready list first, before the arrivals. Nothing is ready if both words are null.
+//!
+//! A wakeup looks at `first` and `pending`, then puts its item there. Meanwhile another queue of the same object may have
+//! woken the item, so that it is in a list as well. Then it is queued once: a scan that finds `QUEUED` set only clears
+//! `first`.
 //!
 //! # `QUEUED`
 //! An item is in at most one of the two lists; `QUEUED` is set while it is in one. A wakeup sets it
 //! and pushes only if it was clear. A scan that takes an item off clears it *before* it polls the
 //! file for the last time. This is the second named pair: the object publishes, then the wakeup
-//! checks `QUEUED`; the scan clears `QUEUED`, then polls the object. At least one of the two sees
-//! the other. A level-triggered item that is still ready keeps its bit: it never left the list.
+//! checks `QUEUED` and `first`; the scan clears `QUEUED`, or exchanges `first`, then polls the object. At least one of the
+//! two sees the other. A level-triggered item that is still ready keeps its bit: it never left the list.
 
 use core::mem;
 use core::ptr::{self, NonNull};
@@ -38,6 +45,9 @@ fn untagged(pending: *mut Item) -> *mut Item {
 fn just_tag() -> *mut Item {
     ptr::without_provenance_mut(TAG)
 }
+
+/// In `first`: a scan of the item that was there is under way. No item has this address.
+const SCANNED: *mut Item = ptr::without_provenance_mut(TAG);
 
 /// A doubly linked list of items, guarded by the set's lock.
 pub(crate) struct ReadyList {
@@ -152,10 +162,42 @@ impl ReadyList {
 }
 
 impl Set {
-    /// Whether anything may be ready, or a scan is under way. Pairs with a push.
+    /// Whether anything may be ready, or a scan is under way. Pairs with a push. A scan sets `pending` before it moves an item
+    /// from `first`, so that is read first.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
-        !self.pending.load(Ordering::SeqCst).is_null() || self.lone_scan.load(Ordering::SeqCst)
+        !self.first.load(Ordering::SeqCst).is_null()
+            || !self.pending.load(Ordering::SeqCst).is_null()
+    }
+
+    /// [`queue`](Self::queue) for a wakeup of an item that is not exclusive, and does not watch a rotating set.
+    ///
+    /// # Safety
+    /// As [`queue`](Self::queue).
+    #[inline]
+    pub(super) unsafe fn queue_plain(&self, item: NonNull<Item>) {
+        // SAFETY: a registered item is alive.
+        let is_in_list = unsafe { item.as_ref() }.state() & state::QUEUED != 0;
+        if is_in_list {
+            return;
+        }
+        let mut first = self.first.load(Ordering::SeqCst);
+        if first.is_null() && self.pending.load(Ordering::Relaxed).is_null() {
+            let put = self.first.compare_exchange(
+                ptr::null_mut(),
+                item.as_ptr(),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+            match put {
+                Ok(_) => return,
+                Err(other) => first = other,
+            }
+        }
+        if first != item.as_ptr() {
+            // SAFETY: passed on to the caller.
+            unsafe { self.queue(item) };
+        }
     }
 
     /// Queues the item unless it is queued already. Returns whether it was not.
@@ -211,8 +253,8 @@ impl Set {
         );
         // SAFETY: passed on to the caller.
         unsafe {
-            let queued = self.queue(item);
             self.begin_scan(ready);
+            let queued = self.queue(item);
             self.end_scan(ready, &mut ReadyList::new());
             queued
         }
@@ -225,57 +267,70 @@ impl Set {
     /// The caller holds this set's lock, and `ready` is its ready list.
     #[inline]
     pub(super) unsafe fn begin_scan(&self, ready: &mut ReadyList) -> bool {
+        let first = self.first.load(Ordering::Acquire);
         let pending = self.pending.load(Ordering::Acquire);
-        if untagged(pending).is_null() {
+        if untagged(pending).is_null() && first.is_null() {
             return !pending.is_null();
         }
-        let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
-        // SAFETY: the swap took the stack away from everyone else.
-        unsafe { Self::append_arrivals(ready, arrivals) };
+        // SAFETY: passed on to the caller.
+        unsafe { self.enlist(ready, NonNull::new(first)) };
         true
     }
 
-    /// Takes the only arrival, if the ready list is empty and the item is as `wanted`. It is in no
-    /// list afterwards, and a scan counts as under way until [`end_lone_scan`](Self::end_lone_scan).
+    /// Moves the item in `first` to the ready list, and then the arrivals. `pending` shows before that a scan is under way.
     ///
-    /// [`begin_scan`](Self::begin_scan) and [`end_scan`](Self::end_scan) need an operation each for
-    /// what this does with one and two stores.
+    /// # Safety
+    /// As [`begin_scan`](Self::begin_scan); `first` is the item there.
+    #[inline(never)]
+    unsafe fn enlist(&self, ready: &mut ReadyList, first: Option<NonNull<Item>>) {
+        let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+        if let Some(first) = first {
+            // SAFETY: an item that is queued is registered, and one whose `QUEUED` was clear is in no list.
+            unsafe {
+                let word = &first.as_ref().entry.owner_word;
+                if word.fetch_or(state::QUEUED, Ordering::SeqCst) & state::QUEUED == 0 {
+                    ready.push_back(first);
+                }
+            }
+            self.first.store(ptr::null_mut(), Ordering::SeqCst);
+        }
+        // SAFETY: the swap took the stack away from everyone else.
+        unsafe { Self::append_arrivals(ready, arrivals) };
+    }
+
+    /// Takes the item in `first`, if nothing else is queued and the item is as `wanted`. It is in no list, and a scan counts as
+    /// under way until [`end_scan_of_first`](Self::end_scan_of_first). Look at its file afterwards.
+    ///
+    /// [`begin_scan`](Self::begin_scan) and [`end_scan`](Self::end_scan) need several operations for what this does with one.
     ///
     /// # Safety
     /// The caller holds this set's lock, which guards `_inner`.
     #[inline]
-    pub(super) unsafe fn take_lone_arrival(
+    pub(super) unsafe fn take_first(
         &self,
         _inner: &Interests,
         wanted: impl FnOnce(&Item) -> bool,
     ) -> Option<NonNull<Item>> {
-        let pending = self.pending.load(Ordering::Acquire);
-        let item = NonNull::new(pending).filter(|item| item.addr().get() & TAG == 0)?;
-        // SAFETY: queued items are registered, and arrivals leave their stack under the set's lock.
-        let node = unsafe { item.as_ref() };
-        if !node.next.load(Ordering::Relaxed).is_null() || !wanted(node) {
+        let item = NonNull::new(self.first.load(Ordering::Acquire))?;
+        // SAFETY: the item there is registered, and leaves its place under the set's lock.
+        let is_wanted = wanted(unsafe { item.as_ref() });
+        if !is_wanted || !self.pending.load(Ordering::Relaxed).is_null() {
             return None;
         }
-        // Before `pending`, so that a thread that finds `pending` empty sees this.
-        self.lone_scan
-            .store(!broken(Rule::LoneScanIsPending), Ordering::Relaxed);
-        let taken = self.pending.compare_exchange(
-            pending,
-            ptr::null_mut(),
-            Ordering::SeqCst,
-            Ordering::Relaxed,
-        );
-        if taken.is_err() {
-            self.end_lone_scan();
-            return None;
-        }
+        let scanned = match broken(Rule::LoneScanIsPending) {
+            true => ptr::null_mut(),
+            false => SCANNED,
+        };
+        // Wakeups only put items where there is none.
+        self.first.swap(scanned, Ordering::SeqCst);
+        fence_after_rmw();
         Some(item)
     }
 
-    /// The item that was taken alone has been looked at.
+    /// The item that was taken from `first` has been looked at.
     #[inline]
-    pub(super) fn end_lone_scan(&self) {
-        self.lone_scan.store(false, Ordering::Release);
+    pub(super) fn end_scan_of_first(&self) {
+        self.first.store(ptr::null_mut(), Ordering::Release);
     }
 
     /// Ends a scan: new arrivals go behind what was not looked at, and `again`, what was reported
@@ -487,6 +542,25 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Declined;
     }
+    let takes_turns = set.rotates || node.state() & state::ROTATING != 0;
+    if wake.mode == Mode::Notify && !takes_turns && !interest.contains(Events::EXCLUSIVE) {
+        // SAFETY: the item is registered in `set`.
+        unsafe { set.queue_plain(item) };
+        set.tell(wake);
+        return Reply::Woken;
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { wake_in_turn(item, interest, wake) }
+}
+
+/// [`wake_item`] of an item that may decline, or whose waiters take turns.
+///
+/// # Safety
+/// As [`wake_item`].
+#[inline(never)]
+unsafe fn wake_in_turn(item: NonNull<Item>, interest: Events, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: a registered item is alive, and so is its set.
+    let (node, set) = unsafe { (item.as_ref(), (*item.as_ref().set).object()) };
     if wake.mode != Mode::Notify && !set.is_awaited(wake.deferred) {
         return Reply::Declined;
     }

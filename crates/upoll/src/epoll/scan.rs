@@ -10,9 +10,7 @@ use crate::events::{Event, Events};
 use crate::steps::{Step, step};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
-#[cfg(any(feature = "std", upoll_loom))]
-use core::ptr;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 /// The report of an idle item.
 const NOTHING: (Events, u64) = (Events::empty(), 0);
@@ -41,6 +39,7 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
+    #[inline(always)]
     fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, ask: Ask) -> Option<Self> {
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
@@ -269,7 +268,7 @@ struct LoneScan<'a>(&'a Set);
 impl Drop for LoneScan<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.end_lone_scan();
+        self.0.end_scan_of_first();
     }
 }
 
@@ -318,7 +317,7 @@ impl Set {
         let inner = self.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()
-            && let Some(event) = self.take_lone_edge(&inner)
+            && let Some(event) = self.take_first_edge(&inner)
         {
             let (events, data) = event;
             if events.is_empty() {
@@ -344,24 +343,21 @@ impl Set {
         filled
     }
 
-    /// A scan of nothing but one arrival that one report uses up: as nothing goes back to the list,
+    /// A scan of nothing but one item that one report uses up: as nothing goes back to the list,
     /// there is nothing that others must not miss meanwhile. None if it is not like that; an empty
     /// report if the item was idle.
     #[inline]
-    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<(Events, u64)> {
+    fn take_first_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<(Events, u64)> {
         // SAFETY: the set's lock is held.
         let item = unsafe {
-            self.take_lone_arrival(inner, |item| {
-                item.interest().intersects(CONSUMING)
-                    && item.state() & !state::QUEUED == 0
-                    && !item.entry.is_claimed()
+            self.take_first(inner, |item| {
+                item.interest().intersects(CONSUMING) && item.state() == 0
             })
         }?;
         // SAFETY: queued items are registered, and the set's lock is held.
         unsafe {
             let node = item.as_ref();
             let _ended = LoneScan(self);
-            Set::unqueue(node);
             let events = Set::poll_unqueued(item);
             let interest = node.interest();
             if !events.is_empty() && interest.contains(Events::ONESHOT) {
@@ -399,10 +395,15 @@ impl Set {
     /// An event that the chosen worker has left in the source, or does not come for, wakes nobody
     /// else. So a thread that begins a wait, or ends one, polls the rotating sets themselves.
     /// Edge-triggered interests are left out: their edge was the chosen worker's.
+    #[inline]
     pub(crate) fn recheck_rotating(&self) {
-        if !self.is_above_rotating() {
-            return;
+        if self.is_above_rotating() {
+            self.recheck_all_rotating();
         }
+    }
+
+    #[inline(never)]
+    fn recheck_all_rotating(&self) {
         let _scope = Scope::enter();
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -583,7 +584,7 @@ impl Set {
             && (is_level() || unsafe { Self::poll_item(item) }.is_empty())
     }
 
-    /// Takes a queued item off whichever list it is on.
+    /// Takes a queued item off whichever list it is on, or from `first`.
     ///
     /// # Safety
     /// The item is registered in this set and unhooked from all queues; `inner` is the set's,
@@ -591,13 +592,14 @@ impl Set {
     pub(super) unsafe fn take_off(&self, inner: &mut Interests, item: NonNull<Item>) {
         // SAFETY: the caller holds the lock.
         unsafe {
-            if item.as_ref().state() & state::QUEUED == 0 {
-                return;
+            if item.as_ref().state() & state::QUEUED != 0 {
+                self.begin_scan(&mut inner.ready);
+                inner.ready.unlink(item);
+                item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
+                self.end_scan(&mut inner.ready, &mut ReadyList::new());
+            } else if self.first.load(Ordering::Relaxed) == item.as_ptr() {
+                self.first.store(ptr::null_mut(), Ordering::SeqCst);
             }
-            self.begin_scan(&mut inner.ready);
-            inner.ready.unlink(item);
-            item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
-            self.end_scan(&mut inner.ready, &mut ReadyList::new());
         }
     }
 }

@@ -109,6 +109,13 @@ impl Schedules {
     fn is_empty(&self) -> bool {
         self.first.load(Ordering::Acquire).is_null()
     }
+
+    #[inline(never)]
+    fn fire_due(&self) {
+        for known in self.iter() {
+            known.schedule.fire();
+        }
+    }
 }
 
 impl InTime for Schedules {
@@ -185,9 +192,7 @@ impl Set {
     #[inline]
     pub(crate) fn fire_due(&self) {
         if let Some(schedules) = self.schedules() {
-            for known in schedules.iter() {
-                known.schedule.fire();
-            }
+            schedules.fire_due();
         }
     }
 }

@@ -216,12 +216,25 @@ fn next_sleep(
 }
 
 /// Harvests a set that does not rotate, for a wait that begins.
+#[inline]
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
     set.fire_due();
-    let Some(backend) = EpollBackend::of(set) else {
-        set.recheck_rotating();
-        return set.harvest_as(events, Ask::Yielding, turns);
-    };
+    match EpollBackend::of(set) {
+        None => {
+            set.recheck_rotating();
+            set.harvest_as(events, Ask::Yielding, turns)
+        }
+        Some(backend) => begin_wait_with_kernel(set, backend, events, turns),
+    }
+}
+
+#[inline(never)]
+fn begin_wait_with_kernel(
+    set: &Set,
+    backend: &EpollBackend,
+    events: &mut [Event],
+    turns: &mut Turns,
+) -> usize {
     if set.is_above_rotating() {
         if !backend.stand_last(set) {
             set.recheck_rotating();

@@ -21,7 +21,7 @@ use core::sync::atomic::AtomicBool;
 use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
-pub(crate) use self::kernel::barrier;
+pub(crate) use self::kernel::{barrier, barrier_or_nap};
 use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
@@ -243,6 +243,14 @@ mod kernel {
     use upoll_sys::futex::{self, Scope};
     pub(crate) use upoll_sys::membarrier::barrier;
 
+    /// Makes every other thread of the process pass a barrier, or sleeps for so long that no processor delays a store
+    /// for longer.
+    pub(crate) fn barrier_or_nap() {
+        if !barrier() {
+            upoll_sys::backoff::nap();
+        }
+    }
+
     /// A word to sleep on.
     pub(super) struct Futex {
         pub(super) word: AtomicU32,
@@ -311,5 +319,9 @@ mod kernel {
     pub(crate) fn barrier() -> bool {
         sequenced::barrier();
         true
+    }
+
+    pub(crate) fn barrier_or_nap() {
+        barrier();
     }
 }

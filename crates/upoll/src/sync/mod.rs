@@ -35,7 +35,7 @@ pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Atom
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) use self::lock::{
-    Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare, this_thread,
+    Mutex, MutexGuard, barrier, barrier_or_nap, is_held_by_this_thread, prepare, this_thread,
 };
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) use self::stretches::lock_held;
@@ -47,7 +47,7 @@ pub(crate) use upoll_sys::backoff::{Backoff, nap};
 #[cfg(upoll_loom)]
 pub use self::lock::Lock;
 #[cfg(upoll_loom)]
-pub(crate) use self::lock::this_thread;
+pub(crate) use self::lock::{barrier_or_nap, this_thread};
 #[cfg(upoll_loom)]
 pub(crate) use self::model::{Backoff, Mutex, OnceBox, is_held_by_this_thread};
 #[cfg(upoll_loom)]
@@ -260,9 +260,9 @@ pub enum Rule {
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", upoll_loom))]
     TryAgainAfterMarking,
-    /// The holder of a queue's lock that has released it checks for marks by a write that is in one order with theirs.
+    /// A wake that has left its mark at a lock that is held makes the other threads pass a barrier first.
     #[cfg(any(feature = "std", upoll_loom))]
-    OrderAfterReleasing,
+    BarrierAfterMarking,
     /// The holder of a queue's lock that has released it checks for marks.
     #[cfg(any(feature = "std", upoll_loom))]
     LookAfterReleasing,

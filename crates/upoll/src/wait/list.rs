@@ -98,7 +98,7 @@ impl WaitEntry {
         queue.count_linked();
         queue.tally.count(Tally::sleeps);
         queue.use_up_notes();
-        list.release_with_fence();
+        drop(list);
     }
 
     /// Links this entry, which is hooked and not exclusive, into its queue again if a wake has unlinked it. Waits for
@@ -114,7 +114,7 @@ impl WaitEntry {
             queue.count_linked();
             queue.tally.count(Tally::sleeps);
         }
-        list.release_with_fence();
+        drop(list);
     }
 
     /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.

@@ -6,19 +6,16 @@
 //! it has released the lock.
 //!
 //! # The named pair
-//! A wakeup writes `missed`, then tries to take the lock once more. The holder releases the lock,
-//! then exchanges `missed`. If the exchange comes first, the wakeup's write reads from it, so the wakeup
-//! finds the lock released. Else the holder finds the key.
+//! A wakeup writes `missed`, makes all threads pass a barrier, then tries to take the lock once more. The holder
+//! releases the lock, then reads `missed`. A holder that reads before the barrier has released the lock, and the
+//! wakeup finds that. Else the holder finds the key. So a holder pays for no order, and a wakeup pays only if the
+//! lock was held for long.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 
 use super::{List, WaitQueue};
 use crate::sync::MutexGuard;
-#[cfg(any(feature = "std", upoll_loom))]
-use crate::sync::fence_after_rmw;
-#[cfg(not(any(feature = "std", upoll_loom)))]
-use crate::sync::{Ordering, fence};
 use crate::tally::Tally;
 
 /// Holds a queue's lock.
@@ -44,20 +41,6 @@ impl DerefMut for Locked<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut List {
         &mut self.list
-    }
-}
-
-impl Locked<'_> {
-    /// Releases the lock as the drop does, with a full fence behind it: the waiter's half of the pair "publish then
-    /// wake, register then poll". An object's poll may read in any order it likes.
-    #[inline]
-    pub(super) fn release_with_fence(self) {
-        drop(self);
-        // The release has exchanged `missed`.
-        #[cfg(any(feature = "std", upoll_loom))]
-        fence_after_rmw();
-        #[cfg(not(any(feature = "std", upoll_loom)))]
-        fence(Ordering::SeqCst);
     }
 }
 
@@ -130,7 +113,7 @@ mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked};
     use crate::events::Events;
-    use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
+    use crate::sync::{Ordering, Rule, barrier_or_nap, broken, compiler_fence};
     use crate::tally::Tally;
 
     /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
@@ -220,7 +203,9 @@ mod missed {
                     Err(now) => missed = now,
                 }
             }
-            fence_after_rmw();
+            if !broken(Rule::BarrierAfterMarking) {
+                barrier_or_nap();
+            }
         }
 
         /// Delivers the wakes that found the lock held, which has just been released.
@@ -236,14 +221,9 @@ mod missed {
             if broken(Rule::LookAfterReleasing) {
                 return false;
             }
-            if broken(Rule::OrderAfterReleasing) {
-                return self.missed.load(Ordering::Relaxed) != 0;
-            }
-            // Costs less than a fence and a load. In models the lock always shows its newest state, so they do not
-            // show that this needs release order.
-            self.missed
-                .compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed)
-                .is_err()
+            // The barrier of a wakeup orders this after the release.
+            compiler_fence(Ordering::SeqCst);
+            self.missed.load(Ordering::Relaxed) != 0
         }
 
         #[cold]

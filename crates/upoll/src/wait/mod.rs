@@ -18,6 +18,8 @@
 //! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter links
 //! itself (which writes `linked`), then reads the state. There is a full fence between the two steps on
 //! either side, so at least one of the two sees the other and no wakeup is lost.
+//!
+//! A wakeup that finds any entry needs no fence before that: the lock that it takes then orders it with each waiter.
 
 mod deferred;
 mod list;
@@ -46,7 +48,7 @@ use core::ptr::{self, NonNull};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::steps::{Step, step};
-use crate::sync::{AtomicU32, Mutex, Ordering, fence};
+use crate::sync::{AtomicU32, Mutex, Ordering, compiler_fence, fence, fence_after_rmw};
 use crate::tally::{Counters, OptionalTally};
 
 /// A list of waiters that an object wakes when it changes.
@@ -179,8 +181,18 @@ impl WaitQueue {
     /// With `std` it does not wait for the lock of the queue. If another call holds that, it delivers the wakeup at its
     /// end, and this one returns 0.
     pub fn wake(&self, key: Events) -> usize {
-        fence(Ordering::SeqCst);
-        self.wake_published(key)
+        // The exchange is in one order with the counts of waiters that come. The lock does the same where it is taken.
+        let has_waiters = self.linked.load(Ordering::Relaxed) != 0
+            || self
+                .linked
+                .compare_exchange(0, 0, Ordering::SeqCst, Ordering::SeqCst)
+                .is_err();
+        if has_waiters {
+            // Published, now the entries look at what else their owners have published.
+            self.wake_watched(key, fence_after_rmw)
+        } else {
+            0
+        }
     }
 
     /// [`wake`](Self::wake) for a caller that published its state with a `SeqCst` read-modify-write
@@ -188,21 +200,30 @@ impl WaitQueue {
     #[inline]
     pub(crate) fn wake_published(&self, key: Events) -> usize {
         if self.is_watched() {
-            self.wake_watched(key)
+            self.wake_watched(key, || {})
         } else {
             0
         }
     }
 
-    /// Apart from [`wake_published`](Self::wake_published), which needs no stack without it.
+    /// Calls `order` behind the exchange that takes the lock. Apart from its callers, which need no stack without it.
     #[inline(never)]
-    fn wake_watched(&self, key: Events) -> usize {
+    fn wake_watched(&self, key: Events, order: impl FnOnce()) -> usize {
         let mut deferred = Deferred::new();
-        self.wake_within(&mut Wake {
+        let mut wake = Wake {
             key,
             mode: Mode::Notify,
             deferred: &mut deferred,
-        })
+        };
+        // The compiler leaves what was published before the lock.
+        compiler_fence(Ordering::SeqCst);
+        let Some(mut list) = self.lock_to_wake(Kind::Plain, &mut wake) else {
+            return 0;
+        };
+        order();
+        let took = self.wake_locked(&mut list, &mut wake);
+        drop(list);
+        took
     }
 
     /// Like [`wake`](Self::wake), but calls every exclusive waiter too (`wake_up_all`): for events
@@ -264,11 +285,12 @@ impl WaitQueue {
         });
     }
 
-    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A fence follows the release of the lock.
+    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A full fence, too: an object's poll may
+    /// read in any order it likes.
     #[inline]
     fn count_linked(&self) {
-        let linked = self.linked.load(Ordering::Relaxed);
-        self.linked.store(linked + 1, Ordering::Relaxed);
+        self.linked.fetch_add(1, Ordering::SeqCst);
+        fence_after_rmw();
     }
 
     /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
@@ -360,6 +382,7 @@ impl WaitQueue {
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
+    #[inline]
     fn walk(&self, list: &mut List, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(exclusive_only);

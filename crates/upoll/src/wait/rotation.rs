@@ -377,10 +377,9 @@ impl WaitQueue {
                 list.push_last(me);
             }
         }
-        self.linked.fetch_add(1, Ordering::SeqCst);
+        self.count_linked();
         self.use_up_notes();
         self.tally.count(Tally::sleeps);
-        fence_after_rmw();
         if !ready() {
             return Arrival::Idle;
         }

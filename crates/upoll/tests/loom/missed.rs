@@ -40,7 +40,7 @@ fn a_wake_that_does_not_try_again_after_its_mark_is_lost() {
 
 #[test]
 fn a_mark_that_the_holder_of_the_lock_does_not_see_in_time_is_lost() {
-    must_fail_without(Rule::OrderAfterReleasing, waking_against_holding_the_lock);
+    must_fail_without(Rule::BarrierAfterMarking, waking_against_holding_the_lock);
 }
 
 #[test]

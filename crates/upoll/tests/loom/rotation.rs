@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Rule, Source, Watch, pipe};
+use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Rule, Source, Watch};
 
+use super::sets::Flag;
 use super::{IN, Waiter, model, must_fail_without, set_of, writes};
 
 /// Returns a rotating set over `source`, and the workers' sets that watch it.
@@ -303,7 +304,7 @@ fn a_worker_that_keeps_a_second_event_leaves_the_others_asleep() {
 fn looking_in_vain_against_waking() {
     model(3, || {
         // Not an eventfd: its read would wait for the wakeup to end.
-        let (source, writer) = pipe().unwrap();
+        let source = Flag::new();
         let (_rotating, [first, second]) = workers(&source);
         let told = Arc::new(AtomicUsize::new(0));
         let note = told.clone();
@@ -311,24 +312,22 @@ fn looking_in_vain_against_waking() {
             note.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();
-        let writing = thread::spawn(move || {
-            writer.try_write(&[1]).unwrap();
-            writer
-        });
-        let is_gone = source.try_read(&mut [0]).is_ok();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set(true));
+        let is_gone = source.take();
         // From here on the worker does not wait. It polls, because it may have been chosen without
         // being woken yet.
         drop(waiting);
         let seen = told.load(Ordering::SeqCst);
         harvest(&first);
-        let writer = writing.join().unwrap();
+        writing.join().unwrap();
         if !is_gone {
             return;
         }
         if told.load(Ordering::SeqCst) != seen {
             harvest(&first);
         }
-        writer.try_write(&[1]).unwrap();
+        source.set(true);
         let _waiting = Waiter::in_set(&second);
         assert_eq!(harvest(&second), 1);
     });

@@ -125,6 +125,11 @@ impl Flag {
         self.is_up.store(is_up, Ordering::Release);
         self.queue.wake(Events::IN);
     }
+
+    /// Takes the flag down, which wakes nobody. Returns whether it was up.
+    pub(super) fn take(&self) -> bool {
+        self.is_up.swap(false, Ordering::SeqCst)
+    }
 }
 
 impl Pollable for Flag {
@@ -154,17 +159,87 @@ fn a_waiter_at_an_embedders_object_misses_no_wake() {
     }
 }
 
-/// A waiter at a set registers while a member becomes ready.
+/// A scan finds an item idle that was queued. Meanwhile its object becomes ready, and the wakeup finds the item queued.
 #[test]
-fn a_waiter_at_a_set_misses_no_arrival() {
-    model(4, || {
+fn a_scan_of_an_embedders_object_misses_no_wake() {
+    for interest in [IN, EDGE] {
+        model(3, move || {
+            let flag = Flag::new();
+            let set = set_of(&flag, interest);
+            flag.set(true);
+            flag.set(false);
+            let changed = flag.clone();
+            let changing = thread::spawn(move || changed.set(true));
+            let seen = harvest(&set);
+            changing.join().unwrap();
+            assert!(seen + harvest(&set) > 0);
+        });
+    }
+}
+
+/// The item that was queued first goes to the ready list in one scan. A thread that comes meanwhile finds it.
+#[test]
+fn an_item_that_a_scan_moves_to_the_ready_list_is_found_by_others() {
+    model(3, || {
         let counter = EventFd::new(0).unwrap();
         let set = set_of(&counter, IN);
-        let writer = counter.clone();
-        hears_of(set.as_file_ref(), Events::IN, move || {
-            writer.try_write(1).unwrap();
-        });
+        counter.try_write(1).unwrap();
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        assert_eq!(harvest(&set), 1);
+        assert_eq!(scanning.join().unwrap(), 1);
     });
+}
+
+/// An object with two queues.
+struct Twice([Flag; 2]);
+
+impl Pollable for Twice {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        let [one, other] = &self.0;
+        one.poll(table) | other.poll(table)
+    }
+}
+
+/// Two queues of an object wake its item at the same time, while the set is scanned. The item is reported once by each scan.
+#[test]
+fn an_item_that_two_queues_wake_at_once_is_queued_once() {
+    for (interest, at_the_end) in [(IN, 1), (EDGE, 0)] {
+        model(3, move || {
+            let flag = || Flag {
+                queue: WaitQueue::new(),
+                is_up: AtomicBool::new(false),
+            };
+            let file = File::new(Twice([flag(), flag()]));
+            let set = set_of(&file, interest);
+            let changing = [0, 1].map(|which| {
+                let file = file.clone();
+                thread::spawn(move || file.0[which].set(true))
+            });
+            let seen = harvest(&set);
+            for changing in changing {
+                changing.join().unwrap();
+            }
+            let after = harvest(&set);
+            assert!(seen <= 1 && after <= 1 && seen + after > 0);
+            assert_eq!(harvest(&set), at_the_end);
+        });
+    }
+}
+
+/// A waiter at a set registers while a member becomes ready. An exclusive one comes to the arrivals at once.
+#[test]
+fn a_waiter_at_a_set_misses_no_arrival() {
+    for interest in [IN, Event::new(Events::IN | Events::EXCLUSIVE, 0)] {
+        model(4, move || {
+            let counter = EventFd::new(0).unwrap();
+            let set = set_of(&counter, interest);
+            let writer = counter.clone();
+            hears_of(set.as_file_ref(), Events::IN, move || {
+                writer.try_write(1).unwrap();
+            });
+        });
+    }
 }
 
 /// An object whose state may be touched only through a reference.
@@ -249,11 +324,18 @@ fn memory_goes_after_the_last_look() {
 /// Two files become ready one after the other during a scan. They are reported in that order.
 #[test]
 fn two_arrivals_are_reported_in_their_order() {
-    model(3, || {
+    // The first one of those that are not exclusive is not among the arrivals.
+    for kind in [Events::ET, Events::ET | Events::EXCLUSIVE] {
+        two_arrivals_in_order(kind);
+    }
+}
+
+fn two_arrivals_in_order(kind: Events) {
+    model(3, move || {
         let counters = [(); 2].map(|()| EventFd::new(0).unwrap());
         let set = Epoll::new().unwrap();
         for (data, counter) in (0..).zip(&counters) {
-            let edge = Event::new(Events::IN | Events::ET, data);
+            let edge = Event::new(Events::IN | kind, data);
             set.add(counter, edge).unwrap();
         }
         let writing = thread::spawn(move || {
