@@ -361,6 +361,7 @@ impl WaitQueue {
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
+    #[inline]
     fn walk(&self, list: &mut List, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(exclusive_only);
@@ -413,16 +414,6 @@ impl WaitQueue {
             unsafe { list.unlink(entry) };
         }
         reply
-    }
-}
-
-impl Drop for WaitQueue {
-    fn drop(&mut self) {
-        debug_assert_eq!(
-            self.linked.load(Ordering::Relaxed),
-            0,
-            "a wait queue outlived by its waiters"
-        );
     }
 }
 
