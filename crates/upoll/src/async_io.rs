@@ -11,7 +11,7 @@ use crate::epoll::{Epoll, any_hangs_up};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::events::{Event, Events};
-use crate::file::FileRef;
+use crate::file::{Description, FileRef};
 use crate::pipe::{PipeReader, PipeWriter};
 use crate::readiness::TaskWait;
 use crate::socketpair::StreamSocket;
@@ -22,21 +22,22 @@ use crate::wait::Place;
 ///
 /// An attempt returns its result, with whether that is a hang-up, which other tasks have to learn of, too. It
 /// either is the whole call or changes nothing. So dropping this between two attempts loses nothing.
-struct Attempt<F> {
+struct Attempt<'a, F> {
     attempt: F,
-    wait: Result<TaskWait, Errno>,
+    wait: Result<TaskWait<&'a Description>, Errno>,
 }
 
-impl<F> Attempt<F> {
-    fn new(file: FileRef<'_>, events: Events, place: Place, attempt: F) -> Self {
+impl<'a, F> Attempt<'a, F> {
+    #[inline]
+    fn new(file: FileRef<'a>, events: Events, place: Place, attempt: F) -> Self {
         Attempt {
             attempt,
-            wait: TaskWait::new(Target::File(file), events, place),
+            wait: TaskWait::borrow(file, events, place),
         }
     }
 }
 
-impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<F> {
+impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<'_, F> {
     type Output = Result<T, Errno>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -4,25 +4,26 @@ use core::ops::Deref;
 
 #[cfg(all(feature = "std", not(upoll_loom)))]
 use crate::epoll::Set;
-use crate::epoll::callbacks::SetCallback;
+use crate::epoll::callbacks;
 use crate::errno::Errno;
 use crate::events::Events;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 use crate::file::File;
-use crate::file::{FileRef, Held};
+use crate::file::{Description, FileRef, Held};
 #[cfg(all(feature = "std", not(upoll_loom)))]
 use crate::host::AttendedFd;
 use crate::target::Target;
 use crate::wait::Wake;
 
 /// A file whose wakeups reach the callbacks and tasks in its queues.
-pub(crate) struct Awaited {
-    /// Keeps the queues alive, and does not keep the file open.
-    file: Held,
-    _set_callback: SetCallback,
+pub(crate) struct Awaited<F: Deref<Target = Description> = Held> {
+    /// Keeps the queues alive. A [`Held`] does not keep the file open; a borrow of what keeps it open needs no count.
+    file: F,
     /// The file, if it stands for a kernel fd: nobody else has it open.
     #[cfg(all(feature = "std", not(upoll_loom)))]
-    _kernel_fd: Option<File<AttendedFd>>,
+    kernel_fd: Option<File<AttendedFd>>,
+    /// The file is a set, which counts the callback or task.
+    is_counted: bool,
 }
 
 impl Awaited {
@@ -31,7 +32,7 @@ impl Awaited {
     #[inline]
     pub(crate) fn begin(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         match target {
-            Target::File(file) => Self::of_file(file, interest),
+            Target::File(file) => Ok(Self::begun(begin_at(file, interest)?, file.keep())),
             #[cfg(all(feature = "std", not(upoll_loom)))]
             _ => Self::of_kernel_fd(target, interest),
             #[cfg(upoll_loom)]
@@ -39,27 +40,53 @@ impl Awaited {
         }
     }
 
-    fn of_file(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let set_callback = SetCallback::begin(file, interest)?;
-        if let Some(source) = file.description().kernel_source() {
-            source.prepare_queue()?;
-        }
-        Ok(Awaited {
-            file: file.keep(),
-            _set_callback: set_callback,
-            #[cfg(all(feature = "std", not(upoll_loom)))]
-            _kernel_fd: None,
-        })
-    }
-
     #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cold]
     fn of_kernel_fd(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         let file = AttendedFd::open(target.kernel().ok_or(Errno::PERM)?, interest)?;
-        let awaited = Self::of_file(file.as_file_ref(), interest)?;
-        Ok(Awaited {
-            _kernel_fd: Some(file),
-            ..awaited
-        })
+        let is_counted = begin_at(file.as_file_ref(), interest)?;
+        let mut awaited = Self::begun(is_counted, file.as_file_ref().keep());
+        awaited.kernel_fd = Some(file);
+        Ok(awaited)
+    }
+}
+
+impl<'a> Awaited<&'a Description> {
+    /// # Errors
+    /// As [`Watch::new`](crate::Watch::new).
+    #[inline]
+    pub(crate) fn borrow(file: FileRef<'a>, interest: Events) -> Result<Self, Errno> {
+        Ok(Self::begun(begin_at(file, interest)?, file.description()))
+    }
+}
+
+impl<F: Deref<Target = Description>> Awaited<F> {
+    #[inline]
+    fn begun(is_counted: bool, file: F) -> Self {
+        Awaited {
+            file,
+            #[cfg(all(feature = "std", not(upoll_loom)))]
+            kernel_fd: None,
+            is_counted,
+        }
+    }
+}
+
+/// Prepares a file for a callback or task that waits for it. Returns whether the file counts that.
+#[inline]
+fn begin_at(file: FileRef<'_>, interest: Events) -> Result<bool, Errno> {
+    if let Some(source) = file.description().kernel_source() {
+        source.prepare_queue()?;
+    }
+    callbacks::begin(file.description(), interest)
+}
+
+impl<F: Deref<Target = Description>> Drop for Awaited<F> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_counted {
+            callbacks::end(&self.file);
+        }
     }
 }
 
@@ -73,11 +100,11 @@ pub(crate) fn key_of(wake: &Wake<'_>) -> Events {
     wake.key
 }
 
-impl Deref for Awaited {
-    type Target = Held;
+impl<F: Deref<Target = Description>> Deref for Awaited<F> {
+    type Target = Description;
 
     #[inline]
-    fn deref(&self) -> &Held {
+    fn deref(&self) -> &Description {
         &self.file
     }
 }

@@ -364,8 +364,10 @@ impl<T: Pollable + ?Sized> Deref for File<T> {
     }
 }
 
-impl<T: Pollable + ?Sized> Drop for File<T> {
-    fn drop(&mut self) {
+impl<T: Pollable + ?Sized> File<T> {
+    /// The last file was dropped.
+    #[inline(never)]
+    fn close(&self) {
         /// Releases the memory reference that all files share, even if foreign code panics.
         struct LetGo<T: ?Sized>(NonNull<Description<T>>);
 
@@ -385,9 +387,6 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
             }
         }
 
-        if self.description().open.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
-        }
         let _let_go = LetGo(self.0);
         let description = self.description();
         let _end_release = EndRelease(&description.object);
@@ -399,6 +398,15 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
         }
         description.object.release();
         trace::closed(FileId::of(description));
+    }
+}
+
+impl<T: Pollable + ?Sized> Drop for File<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.description().open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close();
+        }
     }
 }
 
@@ -618,6 +626,7 @@ impl<'a> FileRef<'a> {
     }
 
     /// Keeps the description's memory, but does not keep it open.
+    #[inline]
     pub(crate) fn keep(self) -> Held {
         // SAFETY: `'a` borrows what keeps it alive.
         unsafe { Held::new(self.description) }

@@ -1,10 +1,9 @@
 //! Tasks that wait for open files: a [`core::task::Waker`] in place of a sleeping thread.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
-use core::mem::MaybeUninit;
+use core::ops::Deref;
 use core::pin::Pin;
 use core::ptr::NonNull;
 use core::task::{Context, Poll, Waker};
@@ -14,7 +13,7 @@ use crate::epoll::HANG_UP;
 use crate::epoll::ctl::as_set;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::PollTable;
+use crate::file::{Description, FileRef, Held, PollTable};
 use crate::memory::boxed;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
@@ -28,7 +27,7 @@ use crate::wait::{
 /// one file both resolve. After that it may be polled again, and waits anew.
 ///
 /// It keeps all that it needs within itself, so that waiting allocates nothing. For an object with more than two wait
-/// queues, it allocates at its first poll.
+/// queues, it allocates at its first poll. Each of several queues may wake the task once.
 /// It keeps the object's memory, but does not keep the file open. A file that is closed is `HUP`.
 /// An object of an embedder says so by a wakeup in [`release`](crate::Pollable::release).
 ///
@@ -116,7 +115,9 @@ impl Future for Readiness {
         let wait = unsafe { self.map_unchecked_mut(|this| &mut this.0) };
         wait.poll_until(context.waker(), |wait| {
             let ready = wait.ready();
-            (!ready.is_empty()).then(|| (ready, ready.intersects(HANG_UP) || wait.has_hung_up()))
+            let hangs_up =
+                || wait.is_exclusive() && (ready.intersects(HANG_UP) || wait.has_hung_up());
+            (!ready.is_empty()).then(|| (ready, hangs_up()))
         })
     }
 }
@@ -124,7 +125,7 @@ impl Future for Readiness {
 impl fmt::Debug for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Readiness")
-            .field("interest", &self.0.waiting.interest)
+            .field("interest", &self.0.interest)
             .field("is_registered", &self.0.is_registered)
             .finish_non_exhaustive()
     }
@@ -134,38 +135,82 @@ impl fmt::Debug for Readiness {
 const ROOM: usize = 2;
 
 /// A task's place in the wait queues of an object.
-pub(crate) struct TaskWait {
-    waiting: Waiting,
-    place: Place,
-    is_registered: bool,
-    /// How many of `entries` are written, and hooked.
-    used: usize,
-    entries: [MaybeUninit<TaskEntry>; ROOM],
-    /// Entries for which `entries` has no room. Boxed, because wait queues link them where they are.
-    #[expect(clippy::vec_box, reason = "linked in place")]
-    more: Vec<Box<TaskEntry>>,
-    /// Keeps the queues alive that the entries are hooked into.
-    file: Awaited,
-}
-
-/// The part of a wait that wakeups use.
-struct Waiting {
+pub(crate) struct TaskWait<F: Deref<Target = Description> = Held> {
     interest: Events,
-    is_exclusive: bool,
-    slot: TaskSlot,
+    place: Place,
+    /// The entries are hooked. Each has the task's waker since the last poll, unless a wake has chosen it.
+    is_registered: bool,
+    entries: [Option<TaskEntry>; ROOM],
+    /// Entries for which `entries` has no room. Boxed, because wait queues link them where they are.
+    more: Option<Box<MoreEntries>>,
+    /// Keeps the queues alive that the entries are hooked into.
+    file: Awaited<F>,
 }
 
 #[repr(C)]
 struct TaskEntry {
     /// First, so that a wake finds the rest.
     entry: WaitEntry,
-    waiting: NonNull<Waiting>,
+    interest: Events,
+    slot: TaskSlot,
 }
 
-// SAFETY: `waiting` leads to a `Waiting`, which is `Send` and `Sync`, in the `TaskWait` that owns the entry.
-unsafe impl Send for TaskEntry {}
-// SAFETY: as above.
-unsafe impl Sync for TaskEntry {}
+struct MoreEntries {
+    first: TaskEntry,
+    rest: Option<Box<MoreEntries>>,
+}
+
+impl TaskEntry {
+    fn new(interest: Events) -> Self {
+        TaskEntry {
+            entry: WaitEntry::new(on_wake_task),
+            interest,
+            slot: TaskSlot::new(),
+        }
+    }
+
+    /// Sets the waker, and links the entry unless it is linked. Poll the object afterwards.
+    ///
+    /// An entry that stays linked with its waker passes no fence: a wake that the poll does not see finds it.
+    #[inline]
+    fn wait(&self, waker: &Waker) {
+        let waits = || {
+            // SAFETY: the queue's lock is held.
+            unsafe { self.slot.waits_with(waker) }
+        };
+        let place = match self.entry.is_exclusive() {
+            true => Place::ExclusiveTail,
+            false if !self.entry.is_done() && self.entry.without_wakes(waits) == Some(true) => {
+                return;
+            }
+            false => Place::Shared,
+        };
+        let waker = waker.clone();
+        // SAFETY: the queue's lock is held.
+        let before = self.entry.link(place, || unsafe { self.slot.set(waker) });
+        drop(before);
+    }
+
+    /// Ends the wait: queries of wakeups find from now on that the task does not wait. Returns whether a wake has chosen
+    /// the task since it has set its waker.
+    #[inline]
+    fn end_wait(&self) -> bool {
+        self.entry.is_done() || self.end_wait_in_queue()
+    }
+
+    fn end_wait_in_queue(&self) -> bool {
+        let take = || {
+            // SAFETY: the queue's lock is held.
+            unsafe { self.slot.take() }
+        };
+        let ended = if self.entry.is_exclusive() {
+            self.entry.without_wakes(take)
+        } else {
+            self.entry.unlink(take)
+        };
+        ended.flatten().is_none()
+    }
+}
 
 impl TaskWait {
     /// # Errors
@@ -173,28 +218,40 @@ impl TaskWait {
     #[inline]
     pub(crate) fn new(target: Target<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
         let interest = interest | Events::ALWAYS;
-        let file = Awaited::begin(target, interest)?;
-        Ok(TaskWait {
-            waiting: Waiting {
-                interest,
-                is_exclusive: place != Place::Shared,
-                slot: TaskSlot::new(),
-            },
+        Ok(Self::at(Awaited::begin(target, interest)?, interest, place))
+    }
+}
+
+impl<'a> TaskWait<&'a Description> {
+    /// # Errors
+    /// As [`Readiness::new`].
+    #[inline]
+    pub(crate) fn borrow(file: FileRef<'a>, interest: Events, place: Place) -> Result<Self, Errno> {
+        let interest = interest | Events::ALWAYS;
+        Ok(Self::at(Awaited::borrow(file, interest)?, interest, place))
+    }
+}
+
+impl<F: Deref<Target = Description>> TaskWait<F> {
+    #[inline]
+    fn at(file: Awaited<F>, interest: Events, place: Place) -> Self {
+        TaskWait {
+            interest,
             place,
             is_registered: false,
-            used: 0,
-            entries: [const { MaybeUninit::uninit() }; ROOM],
-            more: Vec::new(),
+            entries: [None, None],
+            more: None,
             file,
-        })
+        }
     }
 
     /// Returns the events of the interest that are ready now.
+    #[inline]
     fn ready(&self) -> Events {
         if !self.file.is_open() {
             return Events::HUP;
         }
-        self.file.object().poll(&mut PollTable::without_waiter()) & self.waiting.interest
+        self.file.object().poll(&mut PollTable::without_waiter()) & self.interest
     }
 
     /// Returns what `look` finds, or has the task woken when the object changes. `look` is called once and again
@@ -208,29 +265,18 @@ impl TaskWait {
         if !(self.is_registered && self.is_exclusive())
             && let Some((found, _)) = look(&self)
         {
-            if self.waiting.slot.is_waiting() {
-                self.waiting.slot.end_wait();
-            }
+            self.end_wait();
             return Poll::Ready(found);
         }
         // SAFETY: nothing is moved out.
         let this = unsafe { self.as_mut().get_unchecked_mut() };
-        // The waker first, then the look: a wake in between finds the waker.
-        if this.is_registered {
-            let was_there = this.waiting.slot.set_anew(waker);
-            if this.is_exclusive() {
-                this.use_up_notes();
-            } else if !was_there {
-                this.link_again();
-            }
-        } else {
-            if this.used > 0 {
-                // Foreign code has panicked while the entries were hooked.
-                this.leave();
-            }
-            this.waiting.slot.set_first(waker);
-            this.register(waker);
+        if !(this.is_registered || this.find_queues()) {
+            // The task tries once more, until there is memory.
+            waker.wake_by_ref();
+            return Poll::Pending;
         }
+        // The waker first, then the look: a wake in between finds the waker.
+        this.wait(waker);
         if broken(Rule::LookAfterRegistering) {
             return Poll::Pending;
         }
@@ -241,8 +287,7 @@ impl TaskWait {
         }
         match found {
             Some((found, hangs_up)) => {
-                // From now on queries of wakeups find that the task does not wait.
-                let is_chosen_again = self.waiting.slot.end_wait();
+                let is_chosen_again = self.end_wait();
                 if self.is_exclusive() {
                     self.end_exclusive_wait(is_chosen_again || hangs_up);
                 }
@@ -252,157 +297,174 @@ impl TaskWait {
         }
     }
 
+    #[inline]
     fn is_exclusive(&self) -> bool {
         self.place != Place::Shared
     }
 
+    /// Hooks an entry into each queue of the object. Returns false if there is no memory for them. `self` is pinned.
+    fn find_queues(&mut self) -> bool {
+        if self.entries[0].is_some() {
+            // Foreign code has panicked while the queues were found.
+            self.leave();
+        }
+        let (interest, place) = (self.interest, self.place);
+        let (entries, more) = (&mut self.entries, &mut self.more);
+        let mut is_short = false;
+        let failed = &mut is_short;
+        let mut on_register = move |queue: &WaitQueue| {
+            let entry = if let Some(room) = entries.iter_mut().find(|room| room.is_none()) {
+                &*room.insert(TaskEntry::new(interest))
+            } else if let Some(entry) = add_entry(more, interest) {
+                entry
+            } else {
+                *failed = true;
+                return;
+            };
+            // SAFETY: the entry is boxed or in the pinned `TaskWait`, and unhooked before it goes; `file` keeps the
+            // object whose queue this is.
+            unsafe { entry.entry.hook_unlinked(queue, place) };
+        };
+        self.file
+            .object()
+            .poll(&mut PollTable::new(&mut on_register));
+        if is_short {
+            self.leave();
+        }
+        self.is_registered = !is_short;
+        !is_short
+    }
+
+    /// Sets the waker in all entries. Poll the object afterwards. A waker of another task that panics may leave some of
+    /// them out: the next poll sets it there.
+    #[inline]
+    fn wait(&self, waker: &Waker) {
+        self.hooked().for_each(|entry| entry.wait(waker));
+    }
+
+    /// Ends the wait in all queues. Returns whether a wake has chosen the task since it has set its waker.
+    fn end_wait(&self) -> bool {
+        // Not `any`, which ends at the first one.
+        self.hooked()
+            .fold(false, |is_chosen, entry| entry.end_wait() | is_chosen)
+    }
+
     /// Releases the claims, whose events are gone. Returns whether there were any.
+    #[inline(never)]
     fn give_claims_up(&self) -> bool {
         let mut deferred = Deferred::new();
         let mut claims = 0;
-        for entry in self.hooked().filter(|entry| entry.is_claimed()) {
+        for entry in self.hooked().filter(|entry| entry.entry.is_claimed()) {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe { entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred) };
+            unsafe {
+                let entry = &entry.entry;
+                entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred);
+            }
             claims += 1;
         }
         claims > 0
     }
 
     /// Whether the object is a rotating set whose source has hung up, which its events do not show.
+    #[inline(never)]
     fn has_hung_up(&self) -> bool {
         as_set(&self.file).is_some_and(|set| set.rotates() && set.has_hung_up())
-    }
-
-    /// The task, which waits exclusively, looks before it waits on, whatever was left to it.
-    fn use_up_notes(&self) {
-        for queue in self.hooked().filter_map(WaitEntry::queue) {
-            // SAFETY: `file` keeps the queue.
-            unsafe { queue.as_ref() }.use_up_notes();
-        }
     }
 
     /// The task, which waits exclusively, goes on with an event. Its claim, if it has one, is used up.
     ///
     /// With `forwards` the next task is woken: for an event more, as this task was awake when it was chosen, or for one
-    /// that stays.
+    /// that stays. So it is if the task was chosen in several queues.
+    #[inline(never)]
     fn end_exclusive_wait(&self, forwards: bool) {
+        let claimed = self.hooked().filter(|entry| entry.entry.is_claimed());
+        let forwards = forwards || claimed.count() > 1;
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe { entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred) };
+            unsafe {
+                let entry = &entry.entry;
+                entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred);
+            }
         }
         if forwards {
-            for queue in self.hooked().filter_map(WaitEntry::queue) {
+            for queue in self.hooked().filter_map(|entry| entry.entry.queue()) {
                 // SAFETY: `file` keeps the queue.
                 unsafe { queue.as_ref() }.forward(Events::empty());
             }
         }
     }
 
-    /// Hooks the entries. Poll the object afterwards. `self` is pinned.
-    fn register(&mut self, waker: &Waker) {
-        let waiting = NonNull::from(&self.waiting);
-        let place = self.place;
-        let (entries, used, more) = (&mut self.entries, &mut self.used, &mut self.more);
-        let mut is_short = false;
-        // Wakers of others run when the object's `poll` has released its locks.
-        let scope = Scope::enter();
-        let mut on_register = |queue: &WaitQueue| {
-            let entry = TaskEntry {
-                entry: WaitEntry::new(on_wake_task),
-                waiting,
-            };
-            let entry = if let Some(room) = entries.get_mut(*used) {
-                *used += 1;
-                room.write(entry)
-            } else {
-                let (Ok(entry), Ok(())) = (boxed(entry), more.try_reserve(1)) else {
-                    is_short = true;
-                    return;
-                };
-                more.push(entry);
-                &**more.last().expect("it was pushed")
-            };
-            // SAFETY: the entry is pinned, as a part of `self` or in a box of its own. `leave` unhooks it before it
-            // ends, and `file` keeps the object whose queue this is.
-            unsafe { entry.entry.hook(queue, place) };
-        };
-        self.file
-            .object()
-            .poll(&mut PollTable::new(&mut on_register));
-        drop(scope);
-        self.is_registered = !is_short;
-        if is_short {
-            // The task tries once more, until there is memory.
-            self.leave();
-            waker.wake_by_ref();
-        }
+    #[inline]
+    fn hooked(&self) -> impl Iterator<Item = &TaskEntry> {
+        let more = core::iter::successors(self.more.as_deref(), |more| more.rest.as_deref());
+        let more = more.map(|more| &more.first);
+        self.entries.iter().flatten().chain(more)
     }
 
-    /// Links the entries again that wakes have unlinked. Poll the object afterwards.
-    fn link_again(&self) {
-        // A waker of another task that panics does so when all entries are linked.
-        let _scope = Scope::enter();
-        self.hooked().for_each(WaitEntry::link_again);
-    }
-
-    fn hooked(&self) -> impl Iterator<Item = &WaitEntry> {
-        let within = self.entries[..self.used]
-            .iter()
-            // SAFETY: the first `used` were written.
-            .map(|entry| unsafe { entry.assume_init_ref() });
-        within
-            .chain(self.more.iter().map(|entry| &**entry))
-            .map(|entry| &entry.entry)
+    /// Takes the entries out of their queues, and ends them.
+    #[cold]
+    fn leave(&mut self) {
+        self.unhook_all();
+        self.entries = [None, None];
+        self.more = None;
+        self.is_registered = false;
     }
 
     /// Takes the entries out of their queues, and forwards the events for which the task was chosen.
-    fn leave(&mut self) {
+    #[inline(never)]
+    fn unhook_all(&self) {
         // A waker that panics does so when all entries are out.
         let _scope = Scope::enter();
-        for queue in self.hooked().filter_map(WaitEntry::unhook) {
+        for queue in self.hooked().filter_map(|entry| entry.entry.unhook()) {
             if !broken(Rule::ForwardWhenATaskLeaves) {
                 // SAFETY: `file` keeps the queue.
                 unsafe { queue.as_ref() }.forward(Events::empty());
             }
         }
-        let used = core::mem::take(&mut self.used);
-        for entry in &mut self.entries[..used] {
-            // SAFETY: the first `used` were written, and none is hooked any more.
-            unsafe { entry.assume_init_drop() };
-        }
-        self.more.clear();
-        self.is_registered = false;
     }
 }
 
-impl Drop for TaskWait {
+/// Returns a new entry, or `None` if there is no memory for it.
+#[cold]
+fn add_entry(more: &mut Option<Box<MoreEntries>>, interest: Events) -> Option<&TaskEntry> {
+    let first = TaskEntry::new(interest);
+    let rest = more.take();
+    let added = boxed(MoreEntries { first, rest }).ok()?;
+    Some(&more.insert(added).first)
+}
+
+impl<F: Deref<Target = Description>> Drop for TaskWait<F> {
+    #[inline]
     fn drop(&mut self) {
-        self.leave();
+        if !self.hooked().all(|entry| entry.entry.is_done()) {
+            self.unhook_all();
+        }
     }
 }
 
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`TaskEntry`]'s.
 unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: `entry` is the first field of a `TaskEntry`. It and what it points to end after its owner has unhooked it:
-    // under the lock that is held here, or when it finds it unlinked, which comes after this.
-    let waiting = unsafe { entry.cast::<TaskEntry>().as_ref().waiting.as_ref() };
+    // SAFETY: `entry` is the first field of a `TaskEntry`. It ends after its owner has unhooked it: under the lock that is
+    // held here, or when it finds it unlinked, which comes after this.
+    let task = unsafe { entry.cast::<TaskEntry>().as_ref() };
     let key = awaited::key_of(wake);
-    if !key.is_empty() && !key.intersects(waiting.interest) {
+    if !key.is_empty() && !key.intersects(task.interest) {
         return Reply::Declined;
     }
     if wake.mode == Mode::Query {
-        return match waiting.slot.is_waiting() {
+        // SAFETY: the lock of the entry's queue is held.
+        return match unsafe { task.slot.is_waiting() } {
             true => Reply::Woken,
             false => Reply::Declined,
         };
     }
-    // SAFETY: the lock of the entry's queue is held.
-    let pushed = unsafe { wake.deferred.push_task(&waiting.slot) };
+    // SAFETY: as above.
+    let pushed = unsafe { wake.deferred.push_task(&task.slot) };
     match pushed {
         // Without its waker the entry is of no more use, and its owner needs no lock to end.
-        Pushed::Taken if !waiting.is_exclusive => Reply::WokenAndUnlinked,
+        Pushed::Taken if !task.entry.is_exclusive() => Reply::WokenAndUnlinked,
         // The task runs already: an exclusive wake is for another one.
         Pushed::No => Reply::Declined,
         Pushed::Taken | Pushed::Left => Reply::Woken,

@@ -1,4 +1,4 @@
-//! Two tasks on one thread wake each other alternately, with upoll's objects and with tokio's `Notify`.
+//! Two tasks wake each other alternately, on one thread or in a pool of threads, with upoll's objects and with tokio's `Notify`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ impl Wake for Runnable {
     }
 }
 
-type Task = Pin<Box<dyn Future<Output = ()>>>;
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Makes two tasks that wake each other so many times.
 type Pair = Box<dyn Fn(u64) -> [Task; 2]>;
@@ -81,27 +81,31 @@ fn notify() -> Pair {
     })
 }
 
-/// Two tasks that wake each other by eventfds, and wait by `wait`, which reads the eventfd.
-fn eventfds(wait: impl AsyncFn(&EventFd) + Copy + 'static) -> Result<Pair> {
-    let [ping, pong] = [Arc::new(EventFd::new(0)?), Arc::new(EventFd::new(0)?)];
-    Ok(Box::new(move |times| {
-        let [(ping, pong), (pinged, ponged)] =
-            [(); 2].map(|()| (Arc::clone(&ping), Arc::clone(&pong)));
-        [
-            Box::pin(async move {
-                for _ in 0..times {
-                    ping.try_write(1).expect("it was read");
-                    wait(&pong).await;
-                }
-            }),
-            Box::pin(async move {
-                for _ in 0..times {
-                    wait(&pinged).await;
-                    ponged.try_write(1).expect("it was read");
-                }
-            }),
-        ]
-    }))
+/// Two tasks that wake each other by eventfds, and wait by `$wait`, which reads the eventfd. It is a macro because
+/// no bound makes the future of an `AsyncFn` one that is `Send`.
+macro_rules! eventfds {
+    ($wait:path) => {{
+        let [ping, pong] = [Arc::new(EventFd::new(0)?), Arc::new(EventFd::new(0)?)];
+        let pair: Pair = Box::new(move |times| {
+            let [(ping, pong), (pinged, ponged)] =
+                [(); 2].map(|()| (Arc::clone(&ping), Arc::clone(&pong)));
+            [
+                Box::pin(async move {
+                    for _ in 0..times {
+                        ping.try_write(1).expect("it was read");
+                        $wait(&pong).await;
+                    }
+                }),
+                Box::pin(async move {
+                    for _ in 0..times {
+                        $wait(&pinged).await;
+                        ponged.try_write(1).expect("it was read");
+                    }
+                }),
+            ]
+        });
+        pair
+    }};
 }
 
 async fn ready(counter: &EventFd) {
@@ -131,21 +135,44 @@ fn on_tokio(pair: Pair) -> Result<Side> {
     }))
 }
 
+/// The tasks on tokio's runtime with several threads, as its users have it by default.
+fn on_tokio_threads(pair: Pair) -> Result<Side> {
+    const WORKERS: usize = 2;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .build()?;
+    Ok(Box::new(move |times| {
+        let [ping, pong] = pair(times).map(|task| runtime.spawn(task));
+        let both = async { (ping.await, pong.await) };
+        let (Ok(()), Ok(())) = runtime.block_on(both) else {
+            panic!("a task of the benchmark panicked");
+        };
+    }))
+}
+
 /// Measures a round trip: two awaits and two wakes.
 pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
     let here = interleave(
         &mut [
             by_themselves(notify()),
-            by_themselves(eventfds(ready)?),
-            by_themselves(eventfds(read)?),
+            by_themselves(eventfds!(ready)),
+            by_themselves(eventfds!(read)),
         ],
         effort,
     );
     let on_tokio = interleave(
         &mut [
             on_tokio(notify())?,
-            on_tokio(eventfds(ready)?)?,
-            on_tokio(eventfds(read)?)?,
+            on_tokio(eventfds!(ready))?,
+            on_tokio(eventfds!(read))?,
+        ],
+        effort,
+    );
+    let on_tokio_threads = interleave(
+        &mut [
+            on_tokio_threads(notify())?,
+            on_tokio_threads(eventfds!(ready))?,
+            on_tokio_threads(eventfds!(read))?,
         ],
         effort,
     );
@@ -175,6 +202,16 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
             row("the same on tokio's runtime, read_async", None),
             &on_tokio[0],
             &on_tokio[2],
+        ),
+        Compared::new(
+            row("the same on tokio's two workers, Readiness", None),
+            &on_tokio_threads[0],
+            &on_tokio_threads[1],
+        ),
+        Compared::new(
+            row("the same on tokio's two workers, read_async", None),
+            &on_tokio_threads[0],
+            &on_tokio_threads[2],
         ),
     ])
 }

@@ -16,7 +16,7 @@ use super::ctl::{as_set, set_of};
 use super::nesting::sets_above;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileId, FileRef, Held};
+use crate::file::{Description, FileId};
 use crate::sync::Ordering;
 
 /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
@@ -32,41 +32,49 @@ loom::lazy_static! {
 /// Sets that a walk has visited.
 type Visited = HashSet<FileId, FxBuildHasher>;
 
-/// A callback or task that waits for a file. Counts as one of the set's if it is a set.
-pub(crate) struct SetCallback(Option<Held>);
-
-impl SetCallback {
-    /// # Errors
-    /// `EPERM`: `file` is a set with a member in the kernel, and no thread can wait for its callbacks. `ENOMEM`: there
-    /// is no memory to walk the sets below. Further errors are those of
-    /// [`attend`](super::backend::KernelBackend::attend).
-    pub(crate) fn begin(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let set = set_of(file.description()).filter(|_| interest.intersects(Set::SHOWN));
-        let Some(set) = set else {
-            return Ok(SetCallback(None));
-        };
-        CALLBACKS.fetch_add(1, Ordering::SeqCst);
-        set.object().callbacks.fetch_add(1, Ordering::SeqCst);
-        let callback = SetCallback(Some(file.keep()));
-        // Counted, now check: an ADD that does not see the count has counted its member before.
-        if has_silent_members(set.object(), &mut Visited::default())? {
-            attend(set)?;
-        }
-        Ok(callback)
+/// Counts a callback or task that begins to wait for `file`, if that is a set. Returns whether it is: then the wait ends by
+/// [`end`].
+///
+/// # Errors
+/// `EPERM`: `file` is a set with a member in the kernel, and no thread can wait for its callbacks. `ENOMEM`: there
+/// is no memory to walk the sets below. Further errors are those of [`attend`](super::backend::KernelBackend::attend).
+#[inline]
+pub(crate) fn begin(file: &Description, interest: Events) -> Result<bool, Errno> {
+    match set_of(file) {
+        Some(set) if interest.intersects(Set::SHOWN) => begin_at(set).map(|()| true),
+        _ => Ok(false),
     }
 }
 
-impl Drop for SetCallback {
-    fn drop(&mut self) {
-        if let Some(set) = self.0.as_ref().and_then(|file| as_set(file)) {
-            let before = set.callbacks.fetch_sub(1, Ordering::SeqCst);
-            CALLBACKS.fetch_sub(1, Ordering::SeqCst);
-            if before == 1
-                && let Some(backend) = set.backend()
-            {
-                backend.end_attendance(set);
-            }
-        }
+fn begin_at(set: &Description<Set>) -> Result<(), Errno> {
+    CALLBACKS.fetch_add(1, Ordering::SeqCst);
+    set.object().callbacks.fetch_add(1, Ordering::SeqCst);
+    // Counted, now check: an ADD that does not see the count has counted its member before.
+    let begun = match has_silent_members(set.object(), &mut Visited::default()) {
+        Ok(true) => attend(set),
+        silent => silent.map(drop),
+    };
+    if begun.is_err() {
+        end_at(set.object());
+    }
+    begun
+}
+
+/// Ends a wait that [`begin`] has counted.
+#[cold]
+pub(crate) fn end(file: &Description) {
+    if let Some(set) = as_set(file) {
+        end_at(set);
+    }
+}
+
+fn end_at(set: &Set) {
+    let before = set.callbacks.fetch_sub(1, Ordering::SeqCst);
+    CALLBACKS.fetch_sub(1, Ordering::SeqCst);
+    if before == 1
+        && let Some(backend) = set.backend()
+    {
+        backend.end_attendance(set);
     }
 }
 

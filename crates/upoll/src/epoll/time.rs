@@ -263,7 +263,7 @@ impl<'a> TimeKeeper<'a> {
         };
         for known in schedules.iter() {
             // Linked, now look: a change before that may have called no thread of this set.
-            known.entry.link_again();
+            known.entry.link(Place::Shared, || ());
             let next = known.schedule.next();
             let mut kept = known.kept.load(Ordering::SeqCst);
             while next < kept {

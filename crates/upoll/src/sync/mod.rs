@@ -214,10 +214,6 @@ mod model {
         pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
-
-        pub(crate) fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap()
-        }
     }
 }
 

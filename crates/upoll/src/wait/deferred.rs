@@ -112,10 +112,11 @@ impl Deferred {
         self.scope.push_callback(slot, key);
     }
 
-    /// Wakes a task once all locks are free.
+    /// Wakes a task once all locks are free, if it waits.
     ///
     /// # Safety
-    /// The caller holds the lock of a queue that the owner of the slot is hooked into.
+    /// The caller holds the lock of the queue that the slot's entry is linked into.
+    #[inline]
     pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
         // SAFETY: passed on to the caller.
         unsafe { self.scope.push_task(slot) }

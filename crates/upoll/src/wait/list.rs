@@ -36,11 +36,11 @@ pub(crate) struct WaitEntry {
     /// The queue hooked into, null when none. Written by the entry's owner alone.
     pub(super) queue: AtomicPtr<WaitQueue>,
     pub(super) on_wake: OnWake,
-    /// A word for the owner; it fills what would be padding.
-    pub(crate) owner_word: AtomicU32,
     /// How the entry stands in its queue: the bits below and those of `rotation.rs`, and above them how
     /// many rotating wakes were its own. Written under the queue's lock.
     pub(super) rank: AtomicU32,
+    /// A word for the owner; it fills what would be padding.
+    pub(crate) owner_word: AtomicU32,
     _pinned: PhantomPinned,
 }
 
@@ -70,8 +70,8 @@ impl WaitEntry {
             }),
             queue: AtomicPtr::new(ptr::null_mut()),
             on_wake,
-            owner_word: AtomicU32::new(0),
             rank: AtomicU32::new(0),
+            owner_word: AtomicU32::new(0),
             _pinned: PhantomPinned,
         }
     }
@@ -83,38 +83,68 @@ impl WaitEntry {
     /// [`WaitEntry::unhook`] has returned; hook and unhook are called by one owner at a time.
     #[inline]
     pub(crate) unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
-        self.queue.store(queue.cast_mut(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the queue alive.
-        let queue = unsafe { &*queue };
-        let mut list = queue.lock();
-        self.set_standing(EXCLUSIVE, place != Place::Shared);
-        // SAFETY: the entry is unlinked and the list locked.
-        unsafe {
-            match place {
-                Place::ExclusiveTail => list.push_last(self),
-                Place::Shared | Place::ExclusiveHead => list.push_front(self),
-            }
-        }
-        queue.count_linked();
-        queue.tally.count(Tally::sleeps);
-        queue.use_up_notes();
-        drop(list);
+        // SAFETY: passed on to the caller.
+        unsafe { self.hook_unlinked(queue, place) };
+        self.link(place, || ());
     }
 
-    /// Links this entry, which is hooked and not exclusive, into its queue again if a wake has unlinked it. Waits for
-    /// the end of a wake that is about to. Poll the object afterwards.
-    pub(crate) fn link_again(&self) {
-        let Some(queue) = self.queue() else { return };
+    /// Hooks this entry as [`hook`](Self::hook) does, but does not link it yet.
+    ///
+    /// # Safety
+    /// As [`hook`](Self::hook).
+    #[inline]
+    pub(crate) unsafe fn hook_unlinked(&self, queue: *const WaitQueue, place: Place) {
+        self.queue.store(queue.cast_mut(), Ordering::Relaxed);
+        self.set_standing(EXCLUSIVE, place != Place::Shared);
+    }
+
+    /// Links this entry, which is hooked with that place, unless it is linked. Waits for the end of a wake that is about
+    /// to unlink it. Runs `change` with the queue's lock held. Poll the object afterwards.
+    #[inline]
+    pub(crate) fn link<R>(&self, place: Place, change: impl FnOnce() -> R) -> Option<R> {
+        let queue = self.queue()?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let queue = unsafe { queue.as_ref() };
         let mut list = queue.lock();
+        let changed = change();
         if !self.stands(LINKED) {
-            // SAFETY: the entry is unlinked and the list locked. Its owner unhooks it, as before.
-            unsafe { list.push_front(self) };
+            // SAFETY: the entry is unlinked and the list locked. Its owner unhooks it.
+            unsafe {
+                match place {
+                    Place::ExclusiveTail => list.push_last(self),
+                    Place::Shared | Place::ExclusiveHead => list.push_front(self),
+                }
+            }
             queue.count_linked();
             queue.tally.count(Tally::sleeps);
         }
+        queue.use_up_notes();
         drop(list);
+        Some(changed)
+    }
+
+    /// Takes this entry, which is not exclusive, out of the list of its queue, and keeps it hooked. Runs `change` with the
+    /// queue's lock held.
+    pub(crate) fn unlink<R>(&self, change: impl FnOnce() -> R) -> Option<R> {
+        let queue = self.queue()?;
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let queue = unsafe { queue.as_ref() };
+        let mut list = queue.lock();
+        let changed = change();
+        if self.stands(LINKED) {
+            // SAFETY: the entry is linked here and the list locked.
+            unsafe { list.unlink(NonNull::from(self)) };
+            queue.count_unlinked();
+        }
+        drop(list);
+        Some(changed)
+    }
+
+    /// Runs `change` while no wake calls an entry of the queue.
+    pub(crate) fn without_wakes<R>(&self, change: impl FnOnce() -> R) -> Option<R> {
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let queue = unsafe { self.queue()?.as_ref() };
+        Some(queue.without_wakes(change))
     }
 
     /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.
@@ -144,16 +174,20 @@ impl WaitEntry {
 
     /// Whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
     /// was its last access.
-    fn is_done(&self) -> bool {
+    #[inline]
+    pub(crate) fn is_done(&self) -> bool {
         self.rank.load(Ordering::Acquire) & (LINKED | EXCLUSIVE) == 0
     }
 
     /// Waits until a wake that is under way in this entry's queue is over.
     pub(crate) fn outlast_wake(&self) {
-        if let Some(queue) = self.queue() {
-            // SAFETY: the queue outlives the hook (`hook`'s contract).
-            drop(unsafe { queue.as_ref() }.lock());
-        }
+        self.without_wakes(|| ());
+    }
+
+    /// Whether the entry is hooked with an exclusive place.
+    #[inline]
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.stands(EXCLUSIVE)
     }
 
     /// Whether a wake was taken and not yet settled.

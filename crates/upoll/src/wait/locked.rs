@@ -70,7 +70,6 @@ impl WaitQueue {
     }
 
     /// Runs `change` while no wake calls an entry of this queue.
-    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn without_wakes<T>(&self, change: impl FnOnce() -> T) -> T {
         let list = self.lock();
         let changed = change();

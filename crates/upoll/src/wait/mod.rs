@@ -438,16 +438,6 @@ impl WaitQueue {
     }
 }
 
-impl Drop for WaitQueue {
-    fn drop(&mut self) {
-        debug_assert_eq!(
-            self.linked.load(Ordering::Relaxed),
-            0,
-            "a wait queue outlived by its waiters"
-        );
-    }
-}
-
 #[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use core::time::Duration;

@@ -295,19 +295,10 @@ impl Drop for Stack {
 pub(crate) enum Pushed {
     /// Its waker was taken.
     Taken,
-    /// It has its waker still, which is taken when the scope ends.
+    /// Its waker is in its future still, and is taken when the scope ends.
     Left,
     /// It does not wait, or a wake before has chosen it: this one is for another.
     No,
-}
-
-impl Pushed {
-    fn taken(was_chosen: bool) -> Self {
-        match was_chosen {
-            true => Pushed::No,
-            false => Pushed::Taken,
-        }
-    }
 }
 
 /// A stretch of a call during which wakers and callbacks are put off. It ends after all locks that the
@@ -350,27 +341,27 @@ impl Scope {
         }
     }
 
-    /// Wakes the task when the outermost scope ends.
+    /// Wakes the task when the outermost scope ends, if it waits.
     ///
     /// # Safety
-    /// The caller holds the lock of a queue that the owner of the slot is hooked into.
+    /// The caller holds the lock of the queue that the slot's entry is linked into.
+    #[inline]
     pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
         let has_room = !broken(Rule::HaveCells);
-        if has_room && self.first.is_none() && self.list.is_outermost() {
-            return slot.take().map_or(Pushed::No, |(waker, was_chosen)| {
-                self.first = Some(waker);
-                Pushed::taken(was_chosen)
-            });
-        }
-        let Some(cell) = self.list.free_cell().filter(|_| has_room) else {
-            // SAFETY: passed on to the caller.
-            let is_left = unsafe { self.list.leave_behind(slot) };
-            return if is_left { Pushed::Left } else { Pushed::No };
+        // SAFETY: passed on to the caller.
+        let Some(waker) = (unsafe { slot.take_to_wake() }) else {
+            return Pushed::No;
         };
-        slot.take().map_or(Pushed::No, |(waker, was_chosen)| {
+        if has_room && self.first.is_none() && self.list.is_outermost() {
+            self.first = Some(waker);
+        } else if let Some(cell) = self.list.free_cell().filter(|_| has_room) {
             self.list.push(Job::Wake(cell.fill(waker)));
-            Pushed::taken(was_chosen)
-        })
+        } else {
+            // SAFETY: as above.
+            unsafe { self.list.leave_behind(slot, waker) };
+            return Pushed::Left;
+        }
+        Pushed::Taken
     }
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.
@@ -441,10 +432,20 @@ impl Scope {
 impl Drop for Scope {
     #[inline]
     fn drop(&mut self) {
-        if self.leave() {
+        if self.list.leave() {
             self.run_all().go_on();
+        } else if let Some(waker) = self.first.take() {
+            wake_one(waker);
         }
     }
+}
+
+/// Wakes the only task of a scope.
+#[inline(never)]
+fn wake_one(waker: Waker) {
+    let mut panicked = Panicked::default();
+    panicked.catch(|| waker.wake());
+    panicked.go_on();
 }
 
 /// The first panic of several: it goes on when all slots have been run.

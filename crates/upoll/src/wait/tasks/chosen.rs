@@ -67,12 +67,12 @@ impl List {
         }
     }
 
-    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot) -> bool {
+    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot, waker: Waker) {
         // SAFETY: passed on to the caller.
         unsafe {
             match self {
-                List::Here(list) => list.leave_behind(slot),
-                List::Shared(list) => list.leave_behind(slot),
+                List::Here(list) => list.leave_behind(slot, waker),
+                List::Shared(list) => list.leave_behind(slot, waker),
             }
         }
     }

@@ -135,12 +135,12 @@ impl List {
 
     /// # Safety
     /// As [`TaskSlot::leave`].
-    pub(super) unsafe fn leave_behind(&self, slot: &TaskSlot) -> bool {
+    pub(super) unsafe fn leave_behind(&self, slot: &TaskSlot, waker: Waker) {
         HERE.with(|here| {
             here.has_left.store(true, Ordering::Relaxed);
             // SAFETY: passed on to the caller. The thread takes all slots out by which it is named.
-            unsafe { slot.leave(ptr::from_ref(here).addr()) }
-        })
+            unsafe { slot.leave(waker, ptr::from_ref(here).addr()) };
+        });
     }
 
     pub(super) fn has_left(&self) -> bool {

@@ -4,39 +4,35 @@
 //! without `std` the epoch's. The thread that wakes takes the slot out, and so does the end of its future.
 
 use core::marker::PhantomPinned;
+use core::mem;
 use core::ptr;
 use core::task::Waker;
 
-use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, UnsafeCell, fence, statics};
+use crate::sync::{AtomicU32, Mutex, Ordering, UnsafeCell, statics};
 
 statics! {
     static LEFT: Mutex<Left> = Mutex::new(Left::new());
 }
 
-/// The place of a task's waker, in its future.
+/// The place of a task's waker, in its future: one for each queue that the future waits in.
 pub(crate) struct TaskSlot {
-    /// The task to wake. Nothing is called, and no waker dropped or cloned, with this lock held. Each holder looks at
-    /// the object or wakes the task afterwards, or has found an event. So a wake that finds it held goes away, and a
-    /// signal handler never waits for the thread that it has interrupted.
-    waiting: Mutex<Option<Waiting>>,
-    /// Whether there is a waker that no wake has chosen: for queries, which must not hold the lock. Written under the
-    /// lock. In no order by itself. A task that begins to wait passes a fence before it polls the object. A query that
-    /// finds a wait which has just ended is followed by a wakeup that does not find the waker.
-    is_waiting: AtomicBool,
-    /// The list's epoch if the slot is in the list, or 0. Set under the lock of a queue, too, in which a wake has found
+    /// Guarded by the lock of the queue that the slot's entry is hooked into. Nothing is called, and no waker dropped or
+    /// cloned, with that lock held.
+    waiting: UnsafeCell<Waiting>,
+    /// The list's epoch if the slot is in the list, or 0. Set under the lock of the queue, in which a wake has found
     /// the task; cleared as the last access of the thread that takes it out.
     left_in: AtomicU32,
-    /// Guarded by the lock of the list.
-    links: UnsafeCell<Links>,
+    /// There while the slot is in the list. Guarded by the lock of the list.
+    links: UnsafeCell<Option<Links>>,
     /// The list leads to it.
     _pinned: PhantomPinned,
 }
 
-/// A task that has set its waker.
 struct Waiting {
-    waker: Waker,
-    /// A wake has chosen the task and left its slot in the list.
-    is_chosen: bool,
+    /// The waker of the task while it waits. Else it may be one that is of no more use.
+    waker: Option<Waker>,
+    /// The task has set its waker, and no wake has chosen it since.
+    is_waiting: bool,
 }
 
 struct Links {
@@ -44,147 +40,177 @@ struct Links {
     next: *const TaskSlot,
     /// The name of the scopes that have left it.
     by: usize,
+    /// The waker for these scopes.
+    waker: Waker,
 }
 
-// SAFETY: `links` is touched under the lock of the list alone; the rest is `Send` and `Sync`.
+// SAFETY: `waiting` and `links` are touched under locks alone; the rest is `Send` and `Sync`.
 unsafe impl Send for TaskSlot {}
 // SAFETY: as above.
 unsafe impl Sync for TaskSlot {}
 
 impl TaskSlot {
+    #[inline]
     pub(crate) fn new() -> Self {
         TaskSlot {
-            waiting: Mutex::new(None),
-            is_waiting: AtomicBool::new(false),
-            left_in: AtomicU32::new(0),
-            links: UnsafeCell::new(Links {
-                prev: ptr::null(),
-                next: ptr::null(),
-                by: 0,
+            waiting: UnsafeCell::new(Waiting {
+                waker: None,
+                is_waiting: false,
             }),
+            left_in: AtomicU32::new(0),
+            links: UnsafeCell::new(None),
             _pinned: PhantomPinned,
         }
     }
 
-    /// Sets the waker of a slot whose owner is hooked nowhere. Hook it afterwards, then poll the object.
-    pub(crate) fn set_first(&mut self, waker: &Waker) {
-        if self.left_in.load(Ordering::Acquire) != 0 {
-            // A scope that has left it in the list may be about to take the waker.
-            self.set(waker);
-            return;
-        }
-        *self.waiting.get_mut() = Some(Waiting {
-            waker: waker.clone(),
-            is_chosen: false,
-        });
-        self.is_waiting.store(true, Ordering::Relaxed);
-    }
-
-    /// Sets the waker. Returns as [`set_anew`](Self::set_anew).
-    fn set(&self, waker: &Waker) -> bool {
-        let anew = Waiting {
-            waker: waker.clone(),
-            is_chosen: false,
-        };
-        let mut waiting = self.waiting.lock();
-        let before = waiting.replace(anew);
-        self.is_waiting.store(true, Ordering::Relaxed);
-        drop(waiting);
-        before.is_some()
-    }
-
-    /// Sets another waker. Poll the object afterwards. Returns false if a wake has taken the waker that was there.
-    pub(crate) fn set_anew(&self, waker: &Waker) -> bool {
-        let mut waiting = self.waiting.lock();
-        let is_there = match &mut *waiting {
-            Some(there) if there.waker.will_wake(waker) => {
-                there.is_chosen = false;
-                self.is_waiting.store(true, Ordering::Relaxed);
-                true
-            }
-            _ => false,
-        };
-        drop(waiting);
-        let was_there = is_there || self.set(waker);
-        fence(Ordering::SeqCst);
-        was_there
-    }
-
-    /// Takes the waker, with whether a wake before has chosen the task. Returns `None` if another wake has taken it, or
-    /// the task looks at the object after this.
-    pub(crate) fn take(&self) -> Option<(Waker, bool)> {
-        let mut waiting = self.try_lock()?;
-        let taken = waiting.take()?;
-        self.is_waiting.store(false, Ordering::Relaxed);
-        drop(waiting);
-        Some((taken.waker, taken.is_chosen))
-    }
-
-    /// Whether the task waits for a wake. Another thread may change that at the same time.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.is_waiting.load(Ordering::Relaxed)
-    }
-
-    /// Ends the wait. Returns whether a wake has chosen the task since it has set its waker.
-    pub(crate) fn end_wait(&self) -> bool {
-        let mut waiting = self.waiting.lock();
-        let ended = waiting.take();
-        self.is_waiting.store(false, Ordering::Relaxed);
-        drop(waiting);
-        ended.is_none_or(|ended| ended.is_chosen)
-    }
-
-    /// Leaves the slot to the scopes with the name `by`. Returns false if the task does not wait.
+    /// Runs `with` on what the queue's lock guards.
     ///
     /// # Safety
-    /// The caller holds the lock of a queue that the owner of the slot is hooked into. These scopes take all slots
-    /// out that have their name.
-    pub(super) unsafe fn leave(&self, by: usize) -> bool {
+    /// The caller holds the lock of the queue that the slot's entry is hooked into, and `with` uses no other method.
+    #[inline]
+    unsafe fn waiting<R>(&self, with: impl FnOnce(&mut Waiting) -> R) -> R {
+        // SAFETY: the caller's contract.
+        self.waiting
+            .with_mut(|waiting| with(unsafe { &mut *waiting }))
+    }
+
+    /// Sets the waker. Returns the one that was there, to be dropped without the lock.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting).
+    #[inline]
+    pub(crate) unsafe fn set(&self, waker: Waker) -> Option<Waker> {
+        let set = |waiting: &mut Waiting| {
+            waiting.is_waiting = true;
+            waiting.waker.replace(waker)
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.waiting(set) }
+    }
+
+    /// Whether the task waits, with a waker that wakes the same task as `waker`.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting).
+    pub(crate) unsafe fn waits_with(&self, waker: &Waker) -> bool {
+        let waits = |waiting: &mut Waiting| {
+            waiting.is_waiting
+                && waiting
+                    .waker
+                    .as_ref()
+                    .is_some_and(|there| there.will_wake(waker))
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.waiting(waits) }
+    }
+
+    /// Whether the task waits for a wake.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting).
+    pub(crate) unsafe fn is_waiting(&self) -> bool {
+        // SAFETY: passed on to the caller.
+        unsafe { self.waiting(|waiting| waiting.is_waiting) }
+    }
+
+    /// Ends the wait. Returns the waker, or `None` if the task does not wait: a wake has chosen it since it has set its
+    /// waker.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting).
+    #[inline]
+    pub(crate) unsafe fn take(&self) -> Option<Waker> {
+        let take = |waiting: &mut Waiting| {
+            let is_waiting = mem::take(&mut waiting.is_waiting);
+            waiting.waker.take_if(|_| is_waiting)
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.waiting(take) }
+    }
+
+    /// Ends the wait as [`take`](Self::take) does, for a wake.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting).
+    #[inline]
+    pub(super) unsafe fn take_to_wake(&self) -> Option<Waker> {
+        // SAFETY: passed on to the caller.
+        let waker = unsafe { self.take() };
+        #[cfg(all(feature = "std", not(upoll_loom)))]
+        if waker.is_none() && self.left_in.load(Ordering::Relaxed) != 0 {
+            return self.take_lost();
+        }
+        waker
+    }
+
+    /// Takes the waker, in the child of a fork, that another thread was about to call: it has called it in the parent alone.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cold]
+    fn take_lost(&self) -> Option<Waker> {
         locked(|left| {
-            let Some(mut waiting) = self.try_lock() else {
-                return false;
-            };
-            let is_in_list = self.left_in.load(Ordering::Relaxed) == left.epoch;
-            // In the child of a fork, a task that another thread has left is chosen and not in the list: nobody has
-            // woken it.
-            let Some(there) = waiting
-                .as_mut()
-                .filter(|there| !(there.is_chosen && is_in_list))
-            else {
-                return false;
-            };
-            there.is_chosen = true;
-            self.is_waiting.store(false, Ordering::Relaxed);
-            // It may be there still from the wake before, and is woken as well by the scopes that have left it.
-            if !is_in_list {
-                self.left_in.store(left.epoch, Ordering::Relaxed);
-                left.push(self, by);
+            if self.left_in.load(Ordering::Relaxed) == left.epoch {
+                return None;
             }
-            true
+            self.left_in.store(0, Ordering::Relaxed);
+            // SAFETY: the lock is held.
+            unsafe { self.links(Option::take) }.map(|links| links.waker)
         })
     }
 
-    /// Returns `None` if another thread, or the one that this handler has interrupted, holds the lock.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Option<Waiting>>> {
-        self.waiting.try_lock().or_else(|| {
-            // The state that this wake announces is published before the lock is found held once more. So a holder
-            // that passes its fence after that sees the state.
-            fence(Ordering::SeqCst);
-            self.waiting.try_lock()
-        })
+    /// Runs `with` on what the list's lock guards.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the list, and `with` looks at no links.
+    unsafe fn links<R>(&self, with: impl FnOnce(&mut Option<Links>) -> R) -> R {
+        // SAFETY: the caller's contract.
+        self.links.with_mut(|links| with(unsafe { &mut *links }))
+    }
+
+    /// Runs `with` on the links of a slot that is in the list.
+    ///
+    /// # Safety
+    /// As [`links`](Self::links).
+    unsafe fn linked<R>(&self, with: impl FnOnce(&mut Links) -> R) -> Option<R> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.links(|links| links.as_mut().map(with)) }
+    }
+
+    #[cold]
+    fn leave_list(&self) {
+        locked(|left| {
+            if self.left_in.load(Ordering::Relaxed) == left.epoch {
+                // SAFETY: it is in the list.
+                unsafe { left.unlink(self) };
+            }
+        });
+    }
+
+    /// Leaves the slot with its waker, which was [taken](Self::take), to the scopes with the name `by`.
+    ///
+    /// # Safety
+    /// As [`waiting`](Self::waiting). These scopes take all slots out that have their name.
+    pub(super) unsafe fn leave(&self, waker: Waker, by: usize) {
+        let before = locked(|left| {
+            if self.left_in.load(Ordering::Relaxed) == left.epoch {
+                // It is there still from the wake before, whose scopes wake the task by the newer waker.
+                // SAFETY: the lock is held.
+                return unsafe { self.linked(|links| mem::replace(&mut links.waker, waker)) };
+            }
+            self.left_in.store(left.epoch, Ordering::Relaxed);
+            left.push(self, waker, by)
+        });
+        // The task has set another one since, so this one is of no more use. It is not dropped here, with locks held.
+        // SAFETY: passed on to the caller.
+        unsafe { self.waiting(|waiting| waiting.waker = before) };
     }
 }
 
 impl Drop for TaskSlot {
-    /// No wake finds the task any more: its entries are out of all queues.
+    /// No wake finds the task any more: its entry is out of the queue.
+    #[inline]
     fn drop(&mut self) {
         if self.left_in.load(Ordering::Acquire) != 0 {
-            locked(|left| {
-                if self.left_in.load(Ordering::Relaxed) == left.epoch {
-                    // SAFETY: it is in the list.
-                    unsafe { left.unlink(self) };
-                }
-            });
+            self.leave_list();
         }
         // Models check that no other thread uses it any more.
         #[cfg(upoll_loom)]
@@ -201,11 +227,12 @@ pub(super) fn take(by: usize) -> Option<Waker> {
             let slot = unsafe { &*slot };
             // SAFETY: it is in the list.
             unsafe { left.unlink(slot) };
-            let taken = slot.take();
+            // SAFETY: the lock is held.
+            let links = unsafe { slot.links(Option::take) };
             // The future may end from now on.
             slot.left_in.store(0, Ordering::Release);
-            if let Some((waker, _)) = taken {
-                return Some(waker);
+            if let Some(links) = links {
+                return Some(links.waker);
             }
         }
     })
@@ -218,7 +245,7 @@ pub(super) fn rename(from: usize, to: usize) {
         let mut at = ptr::null();
         while let Some(slot) = left.find(at, from) {
             // SAFETY: a slot in the list is alive, and the lock is held.
-            unsafe { (*slot).links.with_mut(|links| (*links).by = to) };
+            unsafe { (*slot).linked(|links| links.by = to) };
             at = slot;
         }
     });
@@ -232,8 +259,8 @@ fn locked<R>(run: impl FnOnce(&mut Left) -> R) -> R {
 }
 
 /// Frees the list's lock in the child of a fork, where no thread holds it. The slots that other threads have left are
-/// taken out of the list, and those with the name `own` stay. If the lock was held, the list may be half changed: then
-/// all are taken out. (No other thread holds it in a process of one.)
+/// taken out of the list with their wakers in them, and those with the name `own` stay. If the lock was held, the list may
+/// be half changed: then all are taken out. (No other thread holds it in a process of one.)
 ///
 /// # Safety
 /// The process was just forked, has a memory of its own, and has no other thread than the caller.
@@ -248,15 +275,14 @@ pub(super) unsafe fn begin_in_child(own: usize) {
     // Without the lock, as a write would cost the child a copy of the page.
     // SAFETY: there is one thread, and it does not use the list now.
     let is_empty = unsafe { (*LEFT.data_ptr()).first.is_null() };
-    if was_locked {
+    if was_locked || !is_empty {
         locked(|left| {
-            *left = Left {
-                epoch: left.epoch.wrapping_add(1).max(1),
-                ..Left::new()
-            };
+            left.epoch = left.epoch.wrapping_add(1).max(1);
+            if was_locked {
+                (left.first, left.last) = (ptr::null(), ptr::null());
+            }
+            left.take_out_all_but(own);
         });
-    } else if !is_empty {
-        locked(|left| left.take_out_all_but(own));
     }
 }
 
@@ -283,19 +309,19 @@ impl Left {
     /// Returns the first slot behind `at`, or of all, with the name `by`.
     fn find(&self, at: *const TaskSlot, by: usize) -> Option<*const TaskSlot> {
         // SAFETY: slots in the list are alive, and the lock is held.
-        let next = |slot: *const TaskSlot| unsafe { (*slot).links.with(|links| (*links).next) };
-        let mut at = if at.is_null() { self.first } else { next(at) };
+        let next = |slot: *const TaskSlot| unsafe { (*slot).linked(|links| links.next) };
+        let mut at = if at.is_null() { self.first } else { next(at)? };
         while !at.is_null() {
             // SAFETY: as above.
-            if unsafe { (*at).links.with(|links| (*links).by) } == by {
+            if unsafe { (*at).linked(|links| links.by) }? == by {
                 return Some(at);
             }
-            at = next(at);
+            at = next(at)?;
         }
         None
     }
 
-    /// Takes out all slots that have another name.
+    /// Takes out all slots that have another name, in an epoch that has just begun.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     fn take_out_all_but(&mut self, by: usize) {
         let mut at = self.first;
@@ -303,57 +329,94 @@ impl Left {
             // SAFETY: slots in the list are alive, and the lock is held.
             let slot = unsafe { &*at };
             // SAFETY: as above.
-            let (next, name) = slot
-                .links
-                .with(|links| unsafe { ((*links).next, (*links).by) });
-            if name != by {
+            let Some((next, name)) = (unsafe { slot.linked(|links| (links.next, links.by)) })
+            else {
+                break;
+            };
+            if name == by {
+                slot.left_in.store(self.epoch, Ordering::Relaxed);
+            } else {
                 // SAFETY: it is in the list.
                 unsafe { self.unlink(slot) };
-                slot.left_in.store(0, Ordering::Relaxed);
             }
             at = next;
         }
     }
 
-    fn push(&mut self, slot: &TaskSlot, by: usize) {
+    /// Returns the waker that a fork has left there.
+    fn push(&mut self, slot: &TaskSlot, waker: Waker, by: usize) -> Option<Waker> {
         let prev = self.last;
-        slot.links.with_mut(|links| {
-            // SAFETY: the lock is held.
-            unsafe {
-                *links = Links {
-                    prev,
-                    next: ptr::null(),
-                    by,
-                }
-            }
-        });
+        let links = Links {
+            prev,
+            next: ptr::null(),
+            by,
+            waker,
+        };
+        // SAFETY: the lock is held.
+        let before = unsafe { slot.links(|there| there.replace(links)) };
         if prev.is_null() {
             self.first = slot;
         } else {
             // SAFETY: slots in the list are alive, and the lock is held.
-            unsafe { (*prev).links.with_mut(|links| (*links).next = slot) };
+            unsafe { (*prev).linked(|links| links.next = slot) };
         }
         self.last = slot;
+        before.map(|links| links.waker)
     }
 
     /// # Safety
     /// The slot is in the list.
     unsafe fn unlink(&mut self, slot: &TaskSlot) {
         // SAFETY: the lock is held.
-        let (prev, next) = slot
-            .links
-            .with(|links| unsafe { ((*links).prev, (*links).next) });
+        let Some((prev, next)) = (unsafe { slot.linked(|links| (links.prev, links.next)) }) else {
+            return;
+        };
         if prev.is_null() {
             self.first = next;
         } else {
             // SAFETY: slots in the list are alive, and the lock is held.
-            unsafe { (*prev).links.with_mut(|links| (*links).next = next) };
+            unsafe { (*prev).linked(|links| links.next = next) };
         }
         if next.is_null() {
             self.last = prev;
         } else {
             // SAFETY: as above.
-            unsafe { (*next).links.with_mut(|links| (*links).prev = prev) };
+            unsafe { (*next).linked(|links| links.prev = prev) };
         }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::pin::pin;
+    use core::ptr;
+    use core::task::Waker;
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::{TaskSlot, take};
+
+    struct Task;
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn a_task_that_is_left_twice_is_woken_once_by_its_newer_waker() {
+        let slot = pin!(TaskSlot::new());
+        let slot: &TaskSlot = &slot;
+        let by = ptr::from_ref(slot).addr();
+        let wakers = [(); 2].map(|()| Waker::from(Arc::new(Task)));
+        for waker in &wakers {
+            // SAFETY: the slot is in no queue, and this thread alone has it.
+            unsafe {
+                slot.set(waker.clone());
+                let waker = slot.take().expect("it was set");
+                slot.leave(waker, by);
+            }
+        }
+        assert!(take(by).is_some_and(|waker| waker.will_wake(&wakers[1])));
+        assert!(take(by).is_none());
     }
 }

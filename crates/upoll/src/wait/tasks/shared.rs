@@ -133,16 +133,17 @@ impl List {
 
     /// # Safety
     /// As [`TaskSlot::leave`].
-    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot) -> bool {
+    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot, waker: Waker) {
         let Some(epoch) = self.epoch else {
             self.has_left = true;
             // SAFETY: passed on to the caller.
-            return unsafe { slot.leave(ENDED) };
+            unsafe { slot.leave(waker, ENDED) };
+            return;
         };
         let mut epochs = EPOCHS.lock();
         epochs.has_left[epoch] = true;
         // SAFETY: as above.
-        unsafe { slot.leave(epoch) }
+        unsafe { slot.leave(waker, epoch) };
     }
 
     pub(super) fn has_left(&self) -> bool {
