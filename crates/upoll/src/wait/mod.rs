@@ -191,6 +191,8 @@ impl WaitQueue {
             // Published, now the entries look at what else their owners have published.
             self.wake_watched(key, fence_after_rmw)
         } else {
+            // Callers rely on the fence for what they read next.
+            fence_after_rmw();
             0
         }
     }
