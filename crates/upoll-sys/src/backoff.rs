@@ -1,7 +1,7 @@
 //! Waits for what another thread does in a moment, without a word of its to sleep on.
 
 use std::ffi::c_long;
-use std::hint;
+use std::{hint, ptr};
 
 use crate::syscall;
 
@@ -42,7 +42,7 @@ impl Backoff {
             yield_now();
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
-            sleep(FIRST_NAP << doubled);
+            let _ = sleep(&mut nanoseconds(FIRST_NAP << doubled));
         }
     }
 }
@@ -66,22 +66,37 @@ pub fn yield_now() {
     let _ = unsafe { syscall!(SYS_sched_yield) };
 }
 
-/// Sleeps for a millisecond.
+/// Sleeps for a millisecond. A signal may end it early.
 pub fn nap() {
-    sleep(FIRST_NAP << 4);
+    let _ = sleep(&mut nanoseconds(FIRST_NAP << 4));
 }
 
-fn sleep(nanoseconds: c_long) {
-    let time = libc::timespec {
+/// Sleeps for a millisecond, also if signal handlers run meanwhile.
+pub fn nap_whatever_signals_come() {
+    let mut left = nanoseconds(FIRST_NAP << 4);
+    while sleep(&mut left) == Err(libc::EINTR) {}
+}
+
+fn nanoseconds(count: c_long) -> libc::timespec {
+    libc::timespec {
         tv_sec: 0,
-        tv_nsec: nanoseconds,
-    };
-    // SAFETY: the time is live. A signal may end it early, which does no harm.
-    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
+        tv_nsec: count,
+    }
+}
+
+/// Sleeps for `left`. A signal may end the sleep early: then `left` becomes the rest.
+fn sleep(left: &mut libc::timespec) -> Result<usize, i32> {
+    let left = ptr::from_mut(left);
+    // SAFETY: the time is live.
+    unsafe { syscall!(SYS_nanosleep, left, left) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -92,5 +107,33 @@ mod tests {
             false
         });
         assert!(tries > Backoff::SHORT);
+    }
+
+    #[test]
+    fn a_nap_lasts_for_a_millisecond_though_handlers_run() {
+        extern "C" fn handler(_: i32) {}
+        let handler = handler as extern "C" fn(i32);
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+        let is_over = AtomicBool::new(false);
+        // SAFETY: no pointers are involved.
+        let napping = unsafe { libc::pthread_self() };
+        let time = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // SAFETY: the thread lives until the scope ends.
+                    unsafe { libc::pthread_kill(napping, libc::SIGUSR1) };
+                    thread::sleep(Duration::from_micros(50));
+                }
+            });
+            let begun = Instant::now();
+            for _ in 0..20 {
+                nap_whatever_signals_come();
+            }
+            let time = begun.elapsed();
+            is_over.store(true, Ordering::Relaxed);
+            time
+        });
+        assert!(time >= 20 * Duration::from_millis(1), "{time:?}");
     }
 }

@@ -1,9 +1,9 @@
 //! The ready list and the arrivals (Linux's overflow list, here always in use).
 //!
 //! A wakeup may come at any time, also while a scan holds the set's lock. So wakeups never touch
-//! the ready list: they push the item onto a lock-free stack, the *arrivals*. The next holder of
-//! the set's lock moves the arrivals, oldest first, to the tail of the ready list, which that lock
-//! guards.
+//! the ready list: they push the item onto a lock-free stack, the *arrivals*, or put it into a word of its own.
+//! The next holder of the set's lock moves that item and the arrivals, oldest first, to the tail of the ready list,
+//! which that lock guards.
 //!
 //! # `first` and `pending`
 //! Two words are all that a waiter needs to check. `pending` holds the newest arrival's address, and in bit
@@ -15,8 +15,8 @@
 //! scans move the item to the ready list first, before the arrivals. Nothing is ready if both words are null.
 //!
 //! A wakeup looks at `first` and `pending`, then puts its item there. Meanwhile another queue of the same object may have
-//! woken the item, so that it is in a list as well. Then it is queued once: a scan that finds `QUEUED` set only clears
-//! `first`.
+//! woken the item, or ADD or MOD queued it, so that it is in a list as well. Then it is queued once: a scan that finds
+//! `QUEUED` set only clears `first`.
 //!
 //! # `QUEUED`
 //! An item is in at most one of the two lists; `QUEUED` is set while it is in one. A wakeup sets it
@@ -273,17 +273,20 @@ impl Set {
             return !pending.is_null();
         }
         // SAFETY: passed on to the caller.
-        unsafe { self.enlist(ready, NonNull::new(first)) };
+        unsafe { self.enlist(ready, first) };
         true
     }
 
     /// Moves the item in `first` to the ready list, and then the arrivals. `pending` shows before that a scan is under way.
     ///
     /// # Safety
-    /// As [`begin_scan`](Self::begin_scan); `first` is the item there.
+    /// As [`begin_scan`](Self::begin_scan); `first` was read with the lock held.
     #[inline(never)]
-    unsafe fn enlist(&self, ready: &mut ReadyList, first: Option<NonNull<Item>>) {
+    unsafe fn enlist(&self, ready: &mut ReadyList, first: *mut Item) {
         let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+        // An item there stays. One that has come since may be the reason why an arrival was pushed: it goes before that.
+        let first = NonNull::new(first);
+        let first = first.or_else(|| NonNull::new(self.first.load(Ordering::Acquire)));
         if let Some(first) = first {
             // SAFETY: an item that is queued is registered, and one whose `QUEUED` was clear is in no list.
             unsafe {
@@ -341,11 +344,11 @@ impl Set {
     #[inline]
     pub(super) unsafe fn end_scan(&self, ready: &mut ReadyList, again: &mut ReadyList) -> bool {
         let mut arrived = false;
-        if !untagged(self.pending.load(Ordering::Acquire)).is_null() {
+        let first = self.first.load(Ordering::Acquire);
+        if !untagged(self.pending.load(Ordering::Acquire)).is_null() || !first.is_null() {
             arrived = true;
-            let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
-            // SAFETY: the swap took the stack away from everyone else.
-            unsafe { Self::append_arrivals(ready, arrivals) };
+            // SAFETY: passed on to the caller.
+            unsafe { self.enlist(ready, first) };
         }
         // SAFETY: both hold items of this set, whose lock the caller holds.
         unsafe { ready.append(again) };
@@ -359,9 +362,8 @@ impl Set {
             );
             if untag.is_err() {
                 arrived = true;
-                let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
                 // SAFETY: as above.
-                unsafe { Self::append_arrivals(ready, arrivals) };
+                unsafe { self.enlist(ready, ptr::null_mut()) };
             }
         }
         arrived

@@ -14,8 +14,8 @@ use crate::wait::Deferrable;
 
 pub(super) struct SleepSet {
     pub(super) fd: SharedBox<WakeableSet>,
-    /// Threads that sleep in it, or are about to. Pairs with the core's `pending`: a thread counts
-    /// itself, then looks at `pending`; a wake queues an item, then looks here.
+    /// Threads that sleep in it, or are about to. Pairs with the core's `first` and `pending`: a thread
+    /// counts itself, then reads these; a wake queues an item, then looks here.
     pub(super) asleep: AtomicUsize,
 }
 

@@ -247,7 +247,7 @@ mod kernel {
     /// for longer.
     pub(crate) fn barrier_or_nap() {
         if !barrier() {
-            upoll_sys::backoff::nap();
+            upoll_sys::backoff::nap_whatever_signals_come();
         }
     }
 

@@ -112,7 +112,7 @@ mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked};
     use crate::events::Events;
-    use crate::sync::{Ordering, Rule, barrier_or_nap, broken, compiler_fence};
+    use crate::sync::{Ordering, Rule, barrier_or_nap, broken, compiler_fence, fence_after_rmw};
     use crate::tally::Tally;
 
     /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
@@ -231,6 +231,8 @@ mod missed {
             // If another thread has the lock by now, it delivers.
             while let Some(mut list) = self.list.try_lock() {
                 let missed = self.missed.swap(0, Ordering::SeqCst);
+                // What the left wakes have published is before what their entries read.
+                fence_after_rmw();
                 let key = match missed & KEY {
                     KEY => Events::empty(),
                     key => Events::from_bits_retain(key),

@@ -61,9 +61,9 @@ use crate::tally::{Counters, OptionalTally};
 /// that call. Do not hold a lock of your own around a wake that these, or your `poll`,
 /// take.
 pub struct WaitQueue {
-    /// How many entries are linked, or unlinked by a rotating wake and not yet settled: a wake that
-    /// comes meanwhile finds nobody, and has to say so. Written under `list`'s lock, read without
-    /// it by wakes.
+    /// The number of entries that are linked, or unlinked by a rotating wake and not yet settled: a wake that
+    /// comes meanwhile finds nobody, and has to say so. Read by wakes without `list`'s lock, and changed with it. Without it
+    /// a wake writes a zero over a zero alone.
     linked: AtomicU32,
     rotation: Rotation,
     /// Wakes that did not get `list`'s lock.
@@ -295,7 +295,7 @@ impl WaitQueue {
         fence_after_rmw();
     }
 
-    /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
+    /// An entry was unlinked; `list` is locked, and `linked` is not zero, so nobody else writes it. In no order with
     /// anything: a wake that sees the old number looks for nothing.
     #[inline]
     fn count_unlinked(&self) {
