@@ -291,7 +291,7 @@ impl Asked {
         }
     }
 
-    /// Whether the clock has to be looked at.
+    /// Returns whether the clock has to be looked at.
     fn is_finite(self) -> bool {
         match self {
             Asked::Milliseconds(timeout) => timeout > 0,
@@ -303,7 +303,7 @@ impl Asked {
 
 type Mask = (*const libc::sigset_t, usize);
 const NO_MASK: Mask = (ptr::null(), 0);
-/// Where events go, and for how many there is room.
+/// The place for events, and the number that it has room for.
 type Room = (*mut Event, i32);
 
 /// A wait by the kernel, in the kernel set that `epfd` stands for.
@@ -554,7 +554,7 @@ unsafe fn wait_and_sleep(
     }
 }
 
-/// How often a wait without a sleep tries again after the interrupting event has taken the only place.
+/// The number of times that a wait without a sleep tries again after the interrupting event has taken the only place.
 /// The kernel reports that event again only behind other ready ones, but maybe to several threads by
 /// turns.
 const LOOKS: usize = 64;
@@ -612,7 +612,7 @@ unsafe fn wait_passively(
     table::while_marked(epfd, passive, by_the_kernel)
 }
 
-/// How far a wait gets without sleeping.
+/// The result of a wait without its sleep.
 enum Look {
     Done(Result<usize, Errno>),
     Sleep(SharedBox<SetWithFd>),
@@ -706,7 +706,7 @@ const MOST_EVENTS: usize = i32::MAX.unsigned_abs() as usize / size_of::<Event>()
 /// Up to here all of the room for events is looked at, however many a set has.
 const FEW_EVENTS: usize = (16 << 12) / size_of::<Event>();
 
-/// How much of the room for events a wait can fill: looking at a page takes memory for it, and time.
+/// Returns the part of the room for events that a wait can fill: looking at a page takes memory for it, and time.
 #[inline]
 fn fillable(set: &SetWithFd, room: usize) -> usize {
     match room > FEW_EVENTS {

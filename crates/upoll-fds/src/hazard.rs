@@ -11,7 +11,7 @@
 //! # The named pair
 //! A call writes its record, then reads the slot. A close empties the slot, then reads the records. The close pays
 //! for both: it issues `membarrier(2)`, which puts a barrier into every running thread, so the call needs none.
-//! Where the kernel does not support that, both use a fence.
+//! If the kernel does not support that, both use a fence.
 //!
 //! # Signal handlers
 //! Taking a record allocates nothing from the heap and takes no lock, not even the first time. Records are in pages
@@ -99,7 +99,7 @@ mod kernel {
     const FENCES: u8 = 1;
     const MEMBARRIER: u8 = 2;
 
-    /// How threads are ordered: `MEMBARRIER` if the kernel supports barriers in other threads.
+    /// The way in which threads are ordered: `MEMBARRIER` if the kernel supports barriers in other threads.
     /// Known before the first entry is in the table, and constant from then on.
     static ORDERED_BY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
@@ -465,7 +465,7 @@ pub(crate) fn wait_until_unmarked(mark: Mark, waits: bool) -> bool {
     })
 }
 
-/// How often to wait for a call before it counts as a long one: about two milliseconds.
+/// The number of waits for a call before it counts as a long one: about two milliseconds.
 #[cfg(not(upoll_loom))]
 pub(crate) const MOST_TRIES: usize = Backoff::SHORT + 5;
 #[cfg(upoll_loom)]

@@ -16,7 +16,7 @@ use crate::{demote, memory, table, wait_args};
 /// As many entries as the kernel keeps on its stack.
 const INLINE: usize = 30;
 
-/// How many entries are looked at without a reference to each object.
+/// The number of entries that are polled without a reference to each object.
 const FEW: usize = 8;
 
 /// `poll(2)`.
@@ -395,7 +395,7 @@ unsafe fn poll_once(
     }
 }
 
-/// Whether `fd` still stands for `object`, or for no user-level object if that is `None`. Linux looks every fd up
+/// Returns whether `fd` still stands for `object`, or for no user-level object if that is `None`. Linux looks every fd up
 /// again each time it checks the list, so one that was closed or replaced meanwhile is not the file that
 /// the call began to wait for.
 pub(crate) fn is_same(fd: RawFd, object: Option<&Object>) -> bool {

@@ -26,7 +26,7 @@ use upoll_sys::backoff::Backoff;
 /// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
 const FDS: usize = 1 << 20;
 
-/// How many slots are mapped at once.
+/// The number of slots that are mapped at once.
 const PART: usize = 1 << 10;
 type Part = [Slot; PART];
 

@@ -6,7 +6,7 @@ use upoll::{Clock, Errno, SigSet, Timeout};
 
 use crate::memory;
 
-/// How long a wait may last by its timespec; none: without limit. The kernel's order: first the
+/// Returns the limit of a wait by its timespec; None is no limit. The kernel's order: first the
 /// pointer, then the value.
 ///
 /// # Safety

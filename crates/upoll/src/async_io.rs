@@ -57,7 +57,7 @@ impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<'_, F> {
     }
 }
 
-/// How many scans of other threads, one after the other, a task that looks for events may meet.
+/// The number of scans of other threads, one after the other, that a task may meet which looks for events.
 const MOST_SCANS: u32 = 64;
 
 /// A call on an object that is stale does not wait.
@@ -195,7 +195,7 @@ impl StreamSocket {
     }
 }
 
-/// Why an attempt of a channel never fails with an errno but `EAGAIN`.
+/// The reason why an attempt of a channel never fails with an errno but `EAGAIN`.
 const WAKES_TASKS: &str = "an end of a channel is no set and has no part in the kernel";
 
 impl<T: Send> Sender<T> {

@@ -55,7 +55,7 @@ pub(crate) struct Queue<T> {
     messages: VecDeque<T>,
     /// Messages that the last receiver has left, until the end of its close.
     unread: VecDeque<T>,
-    /// How many messages there may be; `None` if only memory limits them.
+    /// The limit of messages; `None` if only memory limits them.
     limit: Option<usize>,
     /// There was no memory for one more message. A receive makes room.
     is_out_of_memory: bool,
@@ -140,7 +140,7 @@ impl<T> Channel<T> {
         Ok(message)
     }
 
-    /// Whether a send would have to wait.
+    /// Returns whether a send would have to wait.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.state() & (NOT_FULL | NO_READER) == 0
@@ -205,7 +205,7 @@ pub fn bounded<T: Send + 'static>(capacity: usize) -> Result<(Sender<T>, Receive
 /// # Errors
 /// `ENOMEM`: there is no memory for it.
 pub fn unbounded<T: Send + 'static>() -> Result<(Sender<T>, Receiver<T>), Errno> {
-    /// How many messages there is memory for at least, so that a receive can always make room.
+    /// The number of messages that there is always memory for, so that a receive can make room.
     const FIRST: usize = 4;
     channel(None, FIRST)
 }

@@ -61,7 +61,7 @@ const NO_MAXIMUM: u64 = u64::MAX;
 pub(crate) struct Counter {
     /// The count, or [`LIMITED`].
     word: AtomicU64,
-    /// Where the count is while `word` is [`LIMITED`]; made when it is first needed.
+    /// The count while `word` is [`LIMITED`]; made when it is first needed.
     beyond: OnceBox<Beyond>,
     /// Readers, writers and sets alike, as in Linux. Not used by a shared counter.
     queue: WaitQueue,
@@ -79,7 +79,7 @@ pub(crate) struct Limited {
     pub(crate) maximum: u64,
 }
 
-/// Where a count is that is not in the word.
+/// The place of a count that is not in the word.
 enum Beyond {
     /// Behind a lock, which is held to write or replace what it guards. Nothing is locked inside it.
     Local(Mutex<Limited>),
@@ -91,7 +91,7 @@ enum Beyond {
     Shared(Box<dyn SharedCount>),
 }
 
-/// Which waiters a change concerns.
+/// The waiters that a change concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// Readers.
@@ -355,7 +355,7 @@ impl Limited {
             | only_if(self.maximum - 1 > self.count, Events::OUT)
     }
 
-    /// Whether adding `value` keeps the count below the maximum.
+    /// Returns whether adding `value` keeps the count below the maximum.
     fn fits(self, value: u64) -> bool {
         self.maximum > self.count && self.maximum - self.count > value
     }

@@ -151,7 +151,7 @@ impl<'q> PollTable<'q> {
         self
     }
 
-    /// Whether a set polls the object of one of its items.
+    /// Returns whether a set polls the object of one of its items.
     #[inline]
     pub(crate) const fn is_for_item(&self) -> bool {
         self.for_item
@@ -166,7 +166,7 @@ impl<'q> PollTable<'q> {
         }
     }
 
-    /// Whether it is of use to register queues.
+    /// Returns whether it is of use to register queues.
     #[inline]
     pub(crate) fn registers(&self) -> bool {
         self.on_register.is_some()
@@ -241,7 +241,7 @@ impl<T: ?Sized> Description<T> {
         }
     }
 
-    /// Whether any `File` still refers to this.
+    /// Returns whether any `File` still refers to this.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed) != 0

@@ -131,7 +131,7 @@ impl fmt::Debug for Readiness {
     }
 }
 
-/// How many queues of an object a wait has room for. All objects of this crate have one.
+/// The number of queues of an object that a wait has room for. All objects of this crate have one.
 const ROOM: usize = 2;
 
 /// A task's place in the wait queues of an object.
@@ -365,7 +365,7 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         claims > 0
     }
 
-    /// Whether the object is a rotating set whose source has hung up, which its events do not show.
+    /// Returns whether the object is a rotating set whose source has hung up, which its events do not show.
     #[inline(never)]
     fn has_hung_up(&self) -> bool {
         as_set(&self.file).is_some_and(|set| set.rotates() && set.has_hung_up())

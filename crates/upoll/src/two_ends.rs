@@ -39,13 +39,13 @@ pub(crate) enum End {
 pub(crate) struct Users(u32);
 
 impl Users {
-    /// Whether anybody may wait.
+    /// Returns whether anybody may wait.
     #[inline]
     pub(crate) fn are_any(self) -> bool {
         self.0 != 0
     }
 
-    /// Whether every write wakes readers.
+    /// Returns whether every write wakes readers.
     #[inline]
     pub(crate) fn have_polled(self) -> bool {
         self.0 & POLLED != 0
@@ -134,26 +134,26 @@ impl<T: Contents> TwoEnds<T> {
         self.writers.wake(Events::empty());
     }
 
-    /// Whether there is nothing to read.
+    /// Returns whether there is nothing to read.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.state() & NOT_EMPTY == 0
     }
 
-    /// Whether there is nothing to read, and more may come.
+    /// Returns whether there is nothing to read, and more may come.
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
         self.state() & (NOT_EMPTY | NO_WRITER) == 0
     }
 
-    /// Where a reader waits.
+    /// Returns the queue in which a reader waits.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn readers(&self) -> &WaitQueue {
         self.announce(AWAITED);
         &self.readers
     }
 
-    /// Where a writer waits.
+    /// Returns the queue in which a writer waits.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn writers(&self) -> &WaitQueue {
         self.announce(AWAITED);

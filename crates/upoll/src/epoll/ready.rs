@@ -162,7 +162,7 @@ impl ReadyList {
 }
 
 impl Set {
-    /// Whether anything may be ready, or a scan is under way. Pairs with a push. A scan sets `pending` before it moves an item
+    /// Returns whether anything may be ready, or a scan is under way. Pairs with a push. A scan sets `pending` before it moves an item
     /// from `first`, so that is read first.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
@@ -591,7 +591,7 @@ unsafe fn wake_in_turn(item: NonNull<Item>, interest: Events, wake: &mut Wake<'_
     if took { Reply::Woken } else { Reply::Declined }
 }
 
-/// Whether an exclusive waiter's interest matches the direction that became ready; a wake for both
+/// Returns whether an exclusive waiter's interest matches the direction that became ready; a wake for both
 /// directions at once is left to the others too, as Linux does.
 fn took_direction(key: Events, interest: Events) -> bool {
     match key & (Events::IN | Events::OUT) {

@@ -31,7 +31,7 @@ struct Scan<'a> {
     inner: MutexGuard<'a, Interests>,
     /// Level-triggered items that were reported and stay ready.
     again: ReadyList,
-    /// How this scan asks for the event of a rotating set for which it was not chosen.
+    /// The way in which this scan asks for the event of a rotating set for which it was not chosen.
     ask: Ask,
     turns: Turns,
     deferred: Deferred,
@@ -367,7 +367,7 @@ impl Set {
         }
     }
 
-    /// Whether anything is ready; items that are not are taken off the list
+    /// Returns whether anything is ready; items that are not are taken off the list
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
@@ -442,7 +442,7 @@ impl Set {
         }
     }
 
-    /// Whether an item is queued because the kernel chose its set, and no report has had it yet, and it is still ready.
+    /// Returns whether an item is queued because the kernel chose its set, and no report has had it yet, and it is still ready.
     ///
     /// # Safety
     /// As [`poll_item`](Self::poll_item).
@@ -504,7 +504,7 @@ impl Set {
         }
     }
 
-    /// Whether this worker may take another event of the rotating set that the item watches before it stands last in the
+    /// Returns whether this worker may take another event of the rotating set that the item watches before it stands last in the
     /// line of the source that the kernel has.
     ///
     /// # Safety
@@ -520,7 +520,7 @@ impl Set {
         queue.is_some_and(|queue| queue.has_slack(&item.entry))
     }
 
-    /// Whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.
+    /// Returns whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.
     ///
     /// # Safety
     /// As [`poll_item`](Self::poll_item).
@@ -562,7 +562,7 @@ impl Set {
         }
     }
 
-    /// Whether a rotating set with a source in the kernel has no event but what the kernel tells of the source, nor has a
+    /// Returns whether a rotating set with a source in the kernel has no event but what the kernel tells of the source, nor has a
     /// rotating set below it.
     ///
     /// # Safety

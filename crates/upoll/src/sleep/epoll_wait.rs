@@ -195,7 +195,7 @@ fn remember(set: &Set) {
     }
 }
 
-/// How long a thread leaves an event of a rotating set to other workers. Then it polls once more,
+/// The time for which a thread leaves an event of a rotating set to other workers. Then it polls once more,
 /// and takes what is still there.
 ///
 /// A worker that was chosen and gets to run takes a few microseconds. A worker that does not get to

@@ -43,11 +43,11 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// How many queues a wakeup goes through. Sets nest less deep; objects that forward the queues
+    /// The number of queues that a wakeup goes through. Sets nest less deep; objects that forward the queues
     /// of sets may nest as deep as they like.
     const DEEPEST: u32 = 64;
 
-    /// Whether a wake may go through `queue`: it has not come through it before, nor from too far below.
+    /// Returns whether a wake may go through `queue`: it has not come through it before, nor from too far below.
     ///
     /// # Safety
     /// `below` is null or leads to levels that are alive.
@@ -91,7 +91,7 @@ impl Level {
 impl Deferred {
     const ROOM: usize = 4;
 
-    /// How many workers that do not come are more than chance.
+    /// The number of workers that do not come that is more than chance.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     const MANY: u32 = 4;
 

@@ -36,8 +36,8 @@ pub(crate) struct WaitEntry {
     /// The queue hooked into, null when none. Written by the entry's owner alone.
     pub(super) queue: AtomicPtr<WaitQueue>,
     pub(super) on_wake: OnWake,
-    /// How the entry stands in its queue: the bits below and those of `rotation.rs`, and above them how
-    /// many rotating wakes were its own. Written under the queue's lock.
+    /// The standing of the entry in its queue: the bits below and those of `rotation.rs`, and above them the
+    /// number of rotating wakes that were its own. Written under the queue's lock.
     pub(super) rank: AtomicU32,
     /// A word for the owner; it fills what would be padding.
     pub(crate) owner_word: AtomicU32,
@@ -172,7 +172,7 @@ impl WaitEntry {
         claimed.then_some(queue)
     }
 
-    /// Whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
+    /// Returns whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
     /// was its last access.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
@@ -184,13 +184,13 @@ impl WaitEntry {
         self.without_wakes(|| ());
     }
 
-    /// Whether the entry is hooked with an exclusive place.
+    /// Returns whether the entry is hooked with an exclusive place.
     #[inline]
     pub(crate) fn is_exclusive(&self) -> bool {
         self.stands(EXCLUSIVE)
     }
 
-    /// Whether a wake was taken and not yet settled.
+    /// Returns whether a wake was taken and not yet settled.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {
         self.stands(CLAIMED)

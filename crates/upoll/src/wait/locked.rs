@@ -126,7 +126,7 @@ mod missed {
     /// As many as the bits can count. One more makes them a wake of all, so that none is lost.
     const MOST: u32 = u32::MAX / MISSED;
 
-    /// How often a wakeup tries for the lock before it leaves its key. If another thread delivers a
+    /// The number of times that a wakeup tries for the lock before it leaves its key. If another thread delivers a
     /// wakeup, the caller does not learn which waiter took it, and wakes exclusive waiters of other
     /// queues in vain. Most holders release the lock before the tries are over.
     #[cfg(not(upoll_loom))]

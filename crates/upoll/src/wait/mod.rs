@@ -75,7 +75,7 @@ pub struct WaitQueue {
     list: Mutex<List>,
 }
 
-/// How an entry stands in the list.
+/// The place of an entry in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// At the head, called by every wakeup.
@@ -114,7 +114,7 @@ pub(crate) enum Reply {
 
 /// One wake on its way through the queues.
 pub(crate) struct Wake<'a> {
-    /// Which events happened; empty means unknown.
+    /// The events that happened; empty if they are not known.
     pub(crate) key: Events,
     pub(crate) mode: Mode,
     /// The work that is done once all locks are free.
@@ -122,7 +122,7 @@ pub(crate) struct Wake<'a> {
 }
 
 impl Wake<'_> {
-    /// Whether the wakeup may go through `queue`. It may not if it is in that queue already: objects that
+    /// Returns whether the wakeup may go through `queue`. It may not if it is in that queue already: objects that
     /// forward the queues of sets can form a cycle that ADD does not see.
     fn may_enter(&self, queue: &WaitQueue) -> bool {
         // SAFETY: the levels are those of callers of `WaitQueue::call` that have not returned.
@@ -303,19 +303,19 @@ impl WaitQueue {
         self.linked.store(linked - 1, Ordering::Relaxed);
     }
 
-    /// Whether any entry is linked. Pairs with a waiter that registers, then polls.
+    /// Returns whether any entry is linked. Pairs with a waiter that registers, then polls.
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.linked.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether more than one entry is linked.
+    /// Returns whether more than one entry is linked.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn has_several(&self) -> bool {
         self.linked.load(Ordering::SeqCst) > 1
     }
 
-    /// Whether anybody, through however many sets, waits right now for a wake of this queue.
+    /// Returns whether anybody, through however many sets, waits right now for a wake of this queue.
     pub(crate) fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         if !self.is_watched() {
             return false;

@@ -34,9 +34,9 @@ pub(super) struct Rotation {
     /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
     /// Guarded by the list's lock.
     pub(super) wakeup_pending: AtomicBool,
-    /// Whether the wakes of the queue are rotating ones. Written under the list's lock.
+    /// True if the wakes of the queue are rotating ones. Written under the list's lock.
     is_used: AtomicBool,
-    /// By how much a waiter may be ahead of all others, and still take the next event before them. A turn that is taken
+    /// The lead over all others with which a waiter still takes the next event before them. A turn that is taken
     /// as it changes goes by either value.
     slack: AtomicU32,
 }
@@ -64,7 +64,7 @@ const REMEMBERED: u32 = 1024 * TURN;
 /// The greatest slack, in turns: leads that are to be compared have to be remembered.
 const MOST_SLACK: u32 = 512;
 
-/// How a waiter without a claim asks for its turn.
+/// The ways in which a waiter without a claim asks for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Waiters that were chosen, and those in line, come first; the caller asks again before long.
@@ -95,7 +95,7 @@ pub(crate) enum Arrival {
     Idle,
 }
 
-/// Whether the waiters in a queue report that they have [used up](WaitQueue::use_up_notes) their
+/// The report of the waiters in a queue that they have [used up](WaitQueue::use_up_notes) their
 /// recheck flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notes {
@@ -104,7 +104,7 @@ pub(crate) enum Notes {
     Stay,
 }
 
-/// Which exclusive waiters are offered a wake.
+/// The exclusive waiters that are offered a wake.
 #[derive(Clone, Copy)]
 enum Whom {
     All,
@@ -304,7 +304,7 @@ impl WaitQueue {
         self.rotation.slack.store(slack, Ordering::Relaxed);
     }
 
-    /// Whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait now.
+    /// Returns whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait now.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn has_slack(&self, me: &WaitEntry) -> bool {
         let list = self.lock();

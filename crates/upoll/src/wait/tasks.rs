@@ -52,10 +52,10 @@ use self::shared as list;
 #[cfg(upoll_loom)]
 pub use self::chosen::share_scopes;
 
-/// How often a scope calls what its own callbacks wake.
+/// The number of times that a scope calls what its own callbacks wake.
 const ROUNDS: u32 = 256;
 
-/// How many scopes of a thread may be within each other. Sets that watch sets need three for each of
+/// The number of scopes of a thread that may be within each other. Sets that watch sets need three for each of
 /// their five levels.
 const DEEPEST: u32 = 64;
 
@@ -329,7 +329,7 @@ impl Scope {
         unsafe { list::List::begin_in_child() };
     }
 
-    /// Whether the thread is in more scopes than sets that watch sets need.
+    /// Returns whether the thread is in more scopes than sets that watch sets need.
     pub(crate) fn is_too_deep() -> bool {
         list::List::depth() > DEEPEST
     }

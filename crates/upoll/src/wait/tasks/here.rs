@@ -13,16 +13,16 @@ use crate::sync::{Rule, broken};
 /// The state of a thread. A signal handler that runs on the thread finds it consistent at any
 /// moment: the handler leaves `depth` as it was, and the rest changes in one step.
 struct Here {
-    /// How many scopes the thread is in.
+    /// The number of scopes that the thread is in.
     depth: Cell<u32>,
     /// The jobs of its scopes, the newest first.
     jobs: AtomicPtr<()>,
     cells: Cells<CELLS>,
-    /// Whether its scopes have left tasks for which there was no cell.
+    /// True if its scopes have left tasks for which there was no cell.
     has_left: AtomicBool,
 }
 
-/// How many tasks a thread has room for until its outermost scope ends.
+/// The number of tasks that a thread has room for until its outermost scope ends.
 // None in models: the first one of the outermost scope needs none, and the others are left in their slots.
 const CELLS: usize = if cfg!(upoll_loom) { 0 } else { 16 };
 
@@ -72,7 +72,7 @@ impl List {
         HERE.with(|here| here.depth.get())
     }
 
-    /// Whether the thread is in no other scope. A signal handler's scopes are never the outermost ones while this one
+    /// Returns whether the thread is in no other scope. A signal handler's scopes are never the outermost ones while this one
     /// is open.
     #[inline]
     pub(super) fn is_outermost(&self) -> bool {

@@ -88,7 +88,7 @@ impl TaskSlot {
         unsafe { self.waiting(set) }
     }
 
-    /// Whether the task waits, with a waker that wakes the same task as `waker`.
+    /// Returns whether the task waits, with a waker that wakes the same task as `waker`.
     ///
     /// # Safety
     /// As [`waiting`](Self::waiting).
@@ -104,7 +104,7 @@ impl TaskSlot {
         unsafe { self.waiting(waits) }
     }
 
-    /// Whether the task waits for a wake.
+    /// Returns whether the task waits for a wake.
     ///
     /// # Safety
     /// As [`waiting`](Self::waiting).

@@ -12,7 +12,7 @@ use super::cells::{Cells, FreeCell};
 use super::{CallbackSlot, Job, Stack, TaskSlot, left};
 use crate::sync::{Mutex, statics};
 
-/// How many tasks there is room for until the scopes end that wake them.
+/// The number of tasks that there is room for until the scopes end that wake them.
 const CELLS: usize = if cfg!(upoll_loom) { 1 } else { 64 };
 
 /// Tasks that were left for want of a cell are named by the epoch of the scope, and by this once it has ended.
@@ -29,11 +29,11 @@ statics! {
 struct Epochs {
     /// The epoch of scopes that begin now.
     newer: usize,
-    /// How many scopes of each epoch are open.
+    /// The number of open scopes of each epoch.
     open: [usize; 2],
     /// The jobs that were put off by scopes of each epoch.
     slots: [Stack; 2],
-    /// Whether scopes of each epoch have left tasks for which there was no cell.
+    /// True if scopes of each epoch have left tasks for which there was no cell.
     has_left: [bool; 2],
 }
 
@@ -82,7 +82,7 @@ pub(super) struct List {
     epoch: Option<usize>,
     /// The jobs that the scope has to do.
     ended: Stack,
-    /// Whether it has to wake tasks that were left without a cell.
+    /// True if it has to wake tasks that were left without a cell.
     has_left: bool,
 }
 
