@@ -17,7 +17,8 @@ use crate::wait::Wake;
 
 /// A file whose wakeups reach the callbacks and tasks in its queues.
 pub(crate) struct Awaited<F: Deref<Target = Description> = Held> {
-    /// Keeps the queues alive. A [`Held`] does not keep the file open; a borrow of what keeps it open needs no count.
+    /// Keeps the queues alive, unless this is leaked. A [`Held`] does not keep the file open; a borrow of what keeps it open
+    /// needs no count.
     file: F,
     /// The file, if it stands for a kernel fd: nobody else has it open.
     #[cfg(all(feature = "std", not(upoll_loom)))]

@@ -138,7 +138,7 @@ const ROOM: usize = 2;
 pub(crate) struct TaskWait<F: Deref<Target = Description> = Held> {
     interest: Events,
     place: Place,
-    /// The entries are hooked. Each has the task's waker since the last poll, unless a wake has chosen it.
+    /// The entries are hooked. While the future is pending each has the task's waker, unless a wake has chosen it.
     is_registered: bool,
     entries: [Option<TaskEntry>; ROOM],
     /// Entries for which `entries` has no room. Boxed, because wait queues link them where they are.
@@ -158,6 +158,16 @@ struct TaskEntry {
 struct MoreEntries {
     first: TaskEntry,
     rest: Option<Box<MoreEntries>>,
+}
+
+impl Drop for MoreEntries {
+    /// Ends one after the other: nested drops of many would need a deep stack.
+    fn drop(&mut self) {
+        let mut rest = self.rest.take();
+        while let Some(mut more) = rest {
+            rest = more.rest.take();
+        }
+    }
 }
 
 impl TaskEntry {
@@ -321,8 +331,8 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
                 *failed = true;
                 return;
             };
-            // SAFETY: the entry is boxed or in the pinned `TaskWait`, and unhooked before it goes; `file` keeps the
-            // object whose queue this is.
+            // SAFETY: the entry is boxed or in the pinned `TaskWait`, which takes it out of the queue before it goes.
+            // `file` keeps the object whose queue this is; if it only borrows that, the future is leaked before.
             unsafe { entry.entry.hook_unlinked(queue, place) };
         };
         self.file

@@ -305,6 +305,46 @@ fn a_read_that_ends_early_has_read_nothing() {
     assert_eq!(block_on(reader.read_async(&mut buffer)), Ok(2));
 }
 
+/// The futures of reads borrow their object. One that is leaked stays in its queue, as long as there is one.
+#[test]
+fn the_object_of_a_read_that_was_leaked_may_end() {
+    let set = Epoll::new().unwrap();
+    for _ in 0..2 {
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, IN).unwrap();
+        let task = Arc::default();
+        for _ in 0..2 {
+            let mut read = Box::pin(counter.read_async());
+            assert!(polled(read.as_mut(), &task).is_pending());
+            std::mem::forget(read);
+        }
+        let mut other = Box::pin(counter.read_async());
+        assert!(polled(other.as_mut(), &task).is_pending());
+        drop(other);
+        set.delete(&counter).unwrap();
+        drop(counter);
+    }
+}
+
+/// A future that waits in so many queues ends without a deep stack.
+#[test]
+fn a_task_may_wait_in_a_hundred_thousand_queues() {
+    struct Many(Vec<WaitQueue>);
+
+    impl Pollable for Many {
+        fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+            self.0.iter().for_each(|queue| table.register(queue));
+            Events::empty()
+        }
+    }
+
+    let file = File::new(Many((0..100_000).map(|_| WaitQueue::new()).collect()));
+    let (ready, task) = waiting(Readiness::new(&file, Events::IN));
+    file.0[99_999].wake(Events::IN);
+    assert_eq!(task.woken(), 1);
+    drop(ready);
+}
+
 #[test]
 fn a_call_that_waits_for_a_retired_object_fails() {
     let counter = EventFd::new(0).unwrap();

@@ -79,8 +79,12 @@ impl WaitEntry {
     /// Links this entry into `queue`. Poll the object afterwards.
     ///
     /// # Safety
-    /// The entry is hooked nowhere. Neither entry nor queue moves or ends before
-    /// [`WaitEntry::unhook`] has returned; hook and unhook are called by one owner at a time.
+    /// - The entry is hooked nowhere. It neither moves nor ends while it is linked: until
+    ///   [`unhook`](WaitEntry::unhook) or [`unlink`](WaitEntry::unlink) has returned, or
+    ///   [`is_done`](WaitEntry::is_done) returns true. It may be leaked.
+    /// - The queue lives when its owner calls a method of a hooked entry. It ends with entries linked only if all of
+    ///   these are leaked: then nobody follows their links.
+    /// - One owner at a time calls the methods that hook, link and unhook.
     #[inline]
     pub(crate) unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
         // SAFETY: passed on to the caller.
@@ -103,12 +107,12 @@ impl WaitEntry {
     #[inline]
     pub(crate) fn link<R>(&self, place: Place, change: impl FnOnce() -> R) -> Option<R> {
         let queue = self.queue()?;
-        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        // SAFETY: the queue lives (`hook`'s contract).
         let queue = unsafe { queue.as_ref() };
         let mut list = queue.lock();
         let changed = change();
         if !self.stands(LINKED) {
-            // SAFETY: the entry is unlinked and the list locked. Its owner unhooks it.
+            // SAFETY: the entry is unlinked and the list locked, and stays while it is linked (`hook`'s contract).
             unsafe {
                 match place {
                     Place::ExclusiveTail => list.push_last(self),
@@ -118,7 +122,9 @@ impl WaitEntry {
             queue.count_linked();
             queue.tally.count(Tally::sleeps);
         }
-        queue.use_up_notes();
+        if place != Place::Shared {
+            queue.use_up_notes();
+        }
         drop(list);
         Some(changed)
     }
@@ -172,8 +178,8 @@ impl WaitEntry {
         claimed.then_some(queue)
     }
 
-    /// Returns whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
-    /// was its last access.
+    /// Returns whether this entry is not exclusive, and linked nowhere: it never was, its owner or a wake has unlinked
+    /// it. The wake does not use it any more, as it unlinks an entry by its last access.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         self.rank.load(Ordering::Acquire) & (LINKED | EXCLUSIVE) == 0
@@ -224,10 +230,11 @@ impl WaitEntry {
     }
 }
 
-#[cfg(upoll_loom)]
 impl Drop for WaitEntry {
-    /// A use by another thread at the same time makes the model fail.
+    /// An entry that ends while it is linked is a fault. In a model, so is a use by another thread at the same time.
     fn drop(&mut self) {
+        debug_assert!(!self.stands(LINKED), "a linked entry ends");
+        #[cfg(upoll_loom)]
         self.node.with_mut(|_| {});
     }
 }

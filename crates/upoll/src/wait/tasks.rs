@@ -435,6 +435,7 @@ impl Drop for Scope {
         if self.list.leave() {
             self.run_all().go_on();
         } else if let Some(waker) = self.first.take() {
+            debug_assert_eq!(list::List::depth(), 0, "a scope ends after its outer one");
             wake_one(waker);
         }
     }

@@ -199,9 +199,12 @@ impl TaskSlot {
             self.left_in.store(left.epoch, Ordering::Relaxed);
             left.push(self, waker, by)
         });
-        // The task has set another one since, so this one is of no more use. It is not dropped here, with locks held.
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting(|waiting| waiting.waker = before) };
+        if before.is_some() {
+            // The task has set another one since, so this one is of no more use. It is not dropped here, with locks held.
+            // The place is empty, as the waker that was there is left now.
+            // SAFETY: passed on to the caller.
+            unsafe { self.waiting(|waiting| waiting.waker = before) };
+        }
     }
 }
 
