@@ -305,7 +305,7 @@ fn a_read_that_ends_early_has_read_nothing() {
     assert_eq!(block_on(reader.read_async(&mut buffer)), Ok(2));
 }
 
-/// The futures of reads borrow their object. One that is leaked stays in its queue, as long as there is one.
+/// The futures of reads borrow their object. A leaked future stays in the queue until the object ends.
 #[test]
 fn the_object_of_a_read_that_was_leaked_may_end() {
     let set = Epoll::new().unwrap();

@@ -150,68 +150,39 @@ fn on_tokio_threads(pair: Pair) -> Result<Side> {
     }))
 }
 
+/// Runs two tasks in one of the ways above.
+type Executor = fn(Pair) -> Result<Side>;
+
 /// Measures a round trip: two awaits and two wakes.
 pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
-    let here = interleave(
-        &mut [
-            by_themselves(notify()),
-            by_themselves(eventfds!(ready)),
-            by_themselves(eventfds!(read)),
-        ],
-        effort,
-    );
-    let on_tokio = interleave(
-        &mut [
-            on_tokio(notify())?,
-            on_tokio(eventfds!(ready))?,
-            on_tokio(eventfds!(read))?,
-        ],
-        effort,
-    );
-    let on_tokio_threads = interleave(
-        &mut [
-            on_tokio_threads(notify())?,
-            on_tokio_threads(eventfds!(ready))?,
-            on_tokio_threads(eventfds!(read))?,
-        ],
-        effort,
-    );
-    let row = |what: &'static str, target| Row {
-        name: NAME,
-        what: what.into(),
-        against: "tokio's Notify",
-        target,
-    };
-    Ok(vec![
-        Compared::new(
-            row("round trip of two tasks, Readiness", Some(TARGET)),
-            &here[0],
-            &here[1],
+    let executors: [(&str, Executor, Option<f64>); 3] = [
+        (
+            "round trip of two tasks",
+            |pair| Ok(by_themselves(pair)),
+            Some(TARGET),
         ),
-        Compared::new(
-            row("round trip of two tasks, read_async", None),
-            &here[0],
-            &here[2],
-        ),
-        Compared::new(
-            row("the same on tokio's runtime, Readiness", Some(TARGET)),
-            &on_tokio[0],
-            &on_tokio[1],
-        ),
-        Compared::new(
-            row("the same on tokio's runtime, read_async", None),
-            &on_tokio[0],
-            &on_tokio[2],
-        ),
-        Compared::new(
-            row("the same on tokio's two workers, Readiness", None),
-            &on_tokio_threads[0],
-            &on_tokio_threads[1],
-        ),
-        Compared::new(
-            row("the same on tokio's two workers, read_async", None),
-            &on_tokio_threads[0],
-            &on_tokio_threads[2],
-        ),
-    ])
+        ("the same on tokio's runtime", on_tokio, Some(TARGET)),
+        ("the same on tokio's two workers", on_tokio_threads, None),
+    ];
+    let mut rows = Vec::new();
+    for (what, run_on, target) in executors {
+        let sides = &mut [
+            run_on(notify())?,
+            run_on(eventfds!(ready))?,
+            run_on(eventfds!(read))?,
+        ];
+        let [notify, ready, read] = &interleave(sides, effort)[..] else {
+            unreachable!("each side has its series");
+        };
+        for (call, target, series) in [("Readiness", target, ready), ("read_async", None, read)] {
+            let row = Row {
+                name: NAME,
+                what: format!("{what}, {call}").into(),
+                against: "tokio's Notify",
+                target,
+            };
+            rows.push(Compared::new(row, notify, series));
+        }
+    }
+    Ok(rows)
 }

@@ -284,7 +284,7 @@ impl Set {
     #[inline(never)]
     unsafe fn enlist(&self, ready: &mut ReadyList, first: *mut Item) {
         let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
-        // An item there stays. One that has come since may be the reason why an arrival was pushed: it goes before that.
+        // An item there stays. If another one has come since, an arrival may have been pushed because of it. So it goes first.
         let first = NonNull::new(first);
         let first = first.or_else(|| NonNull::new(self.first.load(Ordering::Acquire)));
         if let Some(first) = first {

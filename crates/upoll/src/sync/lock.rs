@@ -40,8 +40,8 @@ pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 pub struct Lock {
     /// [`FREE`], or the [`this_thread`].
     state: AtomicU32,
-    /// [`ASLEEP`] if a thread sleeps on this word for the lock, or is about to, and none that was woken
-    /// has yet to take the lock. The named pair: a sleeper stores the mark, makes all threads pass a
+    /// [`ASLEEP`] if a thread sleeps on this word for the lock, or is about to, and each thread that was woken
+    /// holds the lock by now, or held it. The named pair: a sleeper stores the mark, makes all threads pass a
     /// barrier, then checks `state`; the holder frees `state`, then checks for the mark. It takes the mark
     /// away and wakes one thread, which stores it anew for the others.
     asleep: Futex,

@@ -231,7 +231,7 @@ mod missed {
             // If another thread has the lock by now, it delivers.
             while let Some(mut list) = self.list.try_lock() {
                 let missed = self.missed.swap(0, Ordering::SeqCst);
-                // What the left wakes have published is before what their entries read.
+                // The wakes that were left have published their state before their entries read it here.
                 fence_after_rmw();
                 let key = match missed & KEY {
                     KEY => Events::empty(),
