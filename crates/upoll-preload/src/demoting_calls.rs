@@ -226,13 +226,14 @@ within_the_c_library! {
 
 /// Functions that close the fd of a stream or a directory within the C library.
 macro_rules! closing {
-    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*; $closed:ident by $fd_of:path) -> $result:ty;)*) => { $(
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*; $closed:ident by $fd_of:path, $lost:expr)
+        -> $result:ty;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`: the C library closes the fd.")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind,)* $closed: *mut c_void) -> $result {
             if !$closed.is_null() {
                 // SAFETY: the caller's contract: it is open, and nobody else closes it.
-                unsafe { before_closing($fd_of($closed)) };
+                unsafe { before_closing($fd_of($closed), $lost) };
             }
             crate::next::next!(
                 $symbol as fn($($kind,)* *mut c_void) -> $result, ($($argument,)* $closed)
@@ -242,12 +243,12 @@ macro_rules! closing {
 }
 
 closing! {
-    c"fclose" fclose(; stream by streams::fd_of) -> c_int;
-    c"pclose" pclose(; stream by streams::fd_of) -> c_int;
-    c"endmntent" endmntent(; stream by streams::fd_of) -> c_int;
-    c"freopen" freopen(path: *const c_char, mode: *const c_char; stream by streams::fd_of) -> *mut c_void;
-    c"freopen64" freopen64(path: *const c_char, mode: *const c_char; stream by streams::fd_of) -> *mut c_void;
-    c"closedir" closedir(; folder by fd_of_folder) -> c_int;
+    c"fclose" fclose(; stream by streams::fd_of, NEVER_OPEN) -> c_int;
+    c"pclose" pclose(; stream by streams::fd_of, NEVER_OPEN) -> c_int;
+    c"endmntent" endmntent(; stream by streams::fd_of, NEVER_OPEN) -> c_int;
+    c"freopen" freopen(path: *const c_char, mode: *const c_char; stream by streams::fd_of, lost_by_freopen(path)) -> *mut c_void;
+    c"freopen64" freopen64(path: *const c_char, mode: *const c_char; stream by streams::fd_of, lost_by_freopen(path)) -> *mut c_void;
+    c"closedir" closedir(; folder by fd_of_folder, NEVER_OPEN) -> c_int;
 }
 
 /// Returns the place of a directory's fd: the C library's `DIR` begins with it.
@@ -255,16 +256,29 @@ fn fd_of_folder(folder: *mut c_void) -> *mut c_int {
     folder.cast()
 }
 
+/// The number of no fd. To close it fails with `EBADF`. A stream with -1 would count as closed, and `pclose` would free it
+/// without taking it off the C library's list.
+const NEVER_OPEN: c_int = c_int::MAX;
+
+/// Returns the number in place of an own fd in a stream that is about to be opened anew. The C library puts a new file at the
+/// stream's fd, unless that is -1.
+fn lost_by_freopen(path: *const c_char) -> c_int {
+    if path.is_null() { NEVER_OPEN } else { -1 }
+}
+
 /// Demotes the object that has got the fd at `place`: the program has closed that fd by `close(2)`, and the table does not
-/// see it closed once more. If it is an own fd by now, -1 takes its place, and to close that fails with `EBADF`.
+/// see it closed once more. If it is an own fd by now, `lost` takes its place. A null place is one of a stream without an fd.
 ///
 /// # Safety
-/// The place is that of a stream or directory that nobody closes meanwhile.
-unsafe fn before_closing(place: *mut c_int) {
+/// The place is null, or that of a stream or directory that nobody closes meanwhile.
+unsafe fn before_closing(place: *mut c_int, lost: c_int) {
+    if place.is_null() {
+        return;
+    }
     // SAFETY: the caller's contract.
     match unsafe { place.read() } {
         // SAFETY: as above.
-        own if own_fds::is_own(own) => unsafe { place.write(-1) },
+        own if own_fds::is_own(own) => unsafe { place.write(lost) },
         other => demote(other),
     }
 }

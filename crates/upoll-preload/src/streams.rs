@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
+use std::ptr;
 
 use crate::kernel;
 
@@ -76,7 +77,18 @@ fn read(stream: *const Stream) -> Option<(*const Stream, c_int)> {
     (count == Ok(SIZE)).then_some((found.next, found.fd))
 }
 
-/// Returns the place of a stream's fd.
-pub(crate) fn fd_of(stream: *mut c_void) -> *mut c_int {
-    stream.wrapping_byte_add(offset_of!(Stream, fd)).cast()
+/// Returns the place of a stream's fd; null if it is a stream over memory, which has none.
+///
+/// # Safety
+/// The stream is open, and nobody closes it meanwhile.
+pub(crate) unsafe fn fd_of(stream: *mut c_void) -> *mut c_int {
+    /// `_IO_IS_FILEBUF`
+    const IS_OF_FILE: c_int = 0x2000;
+    let stream = stream.cast::<Stream>();
+    // SAFETY: the caller's contract.
+    match unsafe { (&raw const (*stream).flags).read() } & IS_OF_FILE {
+        0 => ptr::null_mut(),
+        // SAFETY: as above.
+        _ => unsafe { &raw mut (*stream).fd },
+    }
 }

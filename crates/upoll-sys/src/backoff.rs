@@ -1,7 +1,7 @@
 //! Waits for what another thread does in a moment, without a word of its to sleep on.
 
 use std::ffi::c_long;
-use std::{hint, ptr};
+use std::hint;
 
 use crate::syscall;
 
@@ -42,7 +42,7 @@ impl Backoff {
             yield_now();
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
-            let _ = sleep(&mut nanoseconds(FIRST_NAP << doubled));
+            sleep(FIRST_NAP << doubled);
         }
     }
 }
@@ -68,13 +68,22 @@ pub fn yield_now() {
 
 /// Sleeps for a millisecond. A signal may end it early.
 pub fn nap() {
-    let _ = sleep(&mut nanoseconds(FIRST_NAP << 4));
+    sleep(FIRST_NAP << 4);
 }
 
-/// Sleeps for a millisecond, also if signal handlers run meanwhile.
+/// Sleeps for a millisecond, also if signal handlers run meanwhile. It ends at a time: the rest that an interrupted sleep
+/// returns contains the thread's timer slack, and would grow with each handler.
 pub fn nap_whatever_signals_come() {
-    let mut left = nanoseconds(FIRST_NAP << 4);
-    while sleep(&mut left) == Err(libc::EINTR) {}
+    const SECOND: c_long = 1_000_000_000;
+    let mut end = nanoseconds(0);
+    // SAFETY: the time is live.
+    let _ = unsafe { syscall!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut end) };
+    end.tv_nsec += FIRST_NAP << 4;
+    end.tv_sec += end.tv_nsec / SECOND;
+    end.tv_nsec %= SECOND;
+    let (clock, flags, end) = (libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const end);
+    // SAFETY: as above.
+    while unsafe { syscall!(SYS_clock_nanosleep, clock, flags, end, 0) } == Err(libc::EINTR) {}
 }
 
 fn nanoseconds(count: c_long) -> libc::timespec {
@@ -84,11 +93,10 @@ fn nanoseconds(count: c_long) -> libc::timespec {
     }
 }
 
-/// Sleeps for `left`. A signal may end the sleep early: then `left` becomes the rest.
-fn sleep(left: &mut libc::timespec) -> Result<usize, i32> {
-    let left = ptr::from_mut(left);
-    // SAFETY: the time is live.
-    unsafe { syscall!(SYS_nanosleep, left, left) }
+fn sleep(time: c_long) {
+    let time = nanoseconds(time);
+    // SAFETY: the time is live. A signal may end the sleep early, which does no harm.
+    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
 }
 
 #[cfg(test)]
