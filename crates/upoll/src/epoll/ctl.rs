@@ -119,9 +119,11 @@ impl Epoll {
         let set = self.set();
         let _scope = Scope::enter();
         let inner = set.lock();
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
         // Publish the interest, then look: a wake that still saw the old one came before the look.
-        let item = set.change_interest(&inner, key, events, data, Item::set_interest)?;
         // SAFETY: found in the table, with the lock held.
+        unsafe { Set::change_interest(item, events, data, Item::set_interest) }?;
+        // SAFETY: as above, the lock is still held.
         if !unsafe { Set::is_idle_plain(&*item) } {
             self.finish_modify(inner, item);
         }
@@ -527,17 +529,17 @@ impl Set {
 
     /// The first half of a MOD: changes the interest by `publish`. The second half, a poll of the
     /// file, comes before the lock is released.
+    ///
+    /// # Safety
+    /// The item is registered in a set whose lock is held.
     #[inline]
-    pub(super) fn change_interest(
-        &self,
-        inner: &Interests,
-        key: Key,
+    pub(super) unsafe fn change_interest(
+        item: *const Item,
         events: Events,
         data: u64,
         publish: impl FnOnce(&Item, Events),
-    ) -> Result<*const Item, Errno> {
-        let item = inner.find(key).ok_or(Errno::NOENT)?;
-        // SAFETY: found in the table with the lock held.
+    ) -> Result<(), Errno> {
+        // SAFETY: the caller's contract.
         let node = unsafe { &*item };
         if node.interest().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
@@ -545,7 +547,7 @@ impl Set {
         // SAFETY: the lock is held.
         unsafe { node.set_data(data) };
         publish(node, wanted(events));
-        Ok(item)
+        Ok(())
     }
 
     /// Returns whether the second half of a MOD has nothing to do, which is the usual case.

@@ -7,7 +7,7 @@ use super::interest::{Interests, Item};
 use super::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::FileRef;
+use crate::file::{FileRef, Key};
 use crate::sync::MutexGuard;
 use crate::wait::Deferred;
 
@@ -45,8 +45,8 @@ impl Drop for CtlPass<'_> {
 }
 
 impl<'a> CtlPass<'a> {
-    /// The number of items that may be changed before they are polled.
-    const CHANGES: usize = 64;
+    /// The number of items that may be changed before they are polled. Each change searches those before it.
+    const CHANGES: usize = 16;
     /// The number of items that may be removed before the lock is released to finish them.
     const ROOM: usize = 16;
 
@@ -97,19 +97,28 @@ impl<'a> CtlPass<'a> {
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
-        let epoll = self.epoll;
         let key = file.key();
-        epoll.check_modify(key.0, events)?;
-        if self.changed.is_full() {
+        self.epoll.check_modify(key.0, events)?;
+        let mut item = self.find(key)?;
+        // A second MOD of an item comes after the look for the first: what was ready once keeps its place in the ready list.
+        if self.changed.is_full() || self.changed.contains(&item) {
             self.poll_all_changed();
             self.make_room();
+            item = self.find(key)?;
         }
-        let set = epoll.set();
-        let inner = self.inner.get_or_insert_with(|| set.lock());
         let publish = Item::set_interest_unfenced;
-        self.changed
-            .push(set.change_interest(inner, key, events, data, publish)?);
+        // SAFETY: it was found in the table, and the lock has been held since.
+        unsafe { Set::change_interest(item, events, data, publish) }?;
+        self.changed.push(item);
         Ok(())
+    }
+
+    /// Returns the registered item, and takes the set's lock for the pass.
+    #[inline(always)]
+    fn find(&mut self, key: Key) -> Result<*const Item, Errno> {
+        let set = self.epoll.set();
+        let inner = self.inner.get_or_insert_with(|| set.lock());
+        inner.find(key).ok_or(Errno::NOENT)
     }
 
     /// The second half of the MODs so far.

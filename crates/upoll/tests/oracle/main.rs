@@ -9,10 +9,10 @@ mod random;
 mod sequences;
 
 use proptest::prelude::*;
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, WatchLimit};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, WatchLimit};
 
-use kernel::Twin;
-use random::config;
+use kernel::{Object, Twin};
+use random::{config, confirm};
 use sequences::{World, run, steps};
 
 proptest! {
@@ -20,7 +20,7 @@ proptest! {
 
     #[test]
     fn any_sequence_of_operations_gives_what_the_kernel_gives(steps in steps(false)) {
-        run(&steps, World::Objects);
+        confirm(|| run(&steps, World::Objects));
     }
 }
 
@@ -29,12 +29,12 @@ proptest! {
 
     #[test]
     fn any_sequence_with_descriptors_gives_what_the_kernel_gives(steps in steps(true)) {
-        run(&steps, World::Descriptors);
+        confirm(|| run(&steps, World::Descriptors));
     }
 
     #[test]
     fn any_sequence_with_descriptors_below_gives_what_the_kernel_gives(steps in steps(true)) {
-        run(&steps, World::DescriptorsFromAbove);
+        confirm(|| run(&steps, World::DescriptorsFromAbove));
     }
 }
 
@@ -67,6 +67,32 @@ fn an_edge_triggered_counter_reports_every_write_read_or_not() {
     assert_eq!(twin.data(0, 4).len(), 1);
     twin.read(1);
     assert_eq!(twin.data(0, 4).len(), 0);
+}
+
+#[test]
+fn an_item_keeps_the_place_that_the_first_of_two_changes_in_a_batch_gave_it() {
+    for open in [
+        (|twin, n| twin.open_counter(n, 0, false)) as fn(&mut Twin, usize),
+        Twin::open_descriptor,
+    ] {
+        let mut twin = Twin::new(3);
+        twin.open_set(0);
+        for n in 1..3 {
+            open(&mut twin, n);
+        }
+        twin.add(0, 1, IN, 1).unwrap();
+        twin.batch(
+            0,
+            &[(Op::Mod, 1, Events::OUT, 1), (Op::Mod, 1, IN, 1)],
+            None,
+        );
+        twin.add(0, 2, Events::OUT, 2).unwrap();
+        twin.kernel.write(1, 1).unwrap();
+        if let Some(Object::Counter(counter)) = &twin.objects[1] {
+            counter.try_write(1).unwrap();
+        }
+        assert_eq!(twin.data(0, 4), [1, 2]);
+    }
 }
 
 #[test]
