@@ -5,7 +5,7 @@ mod random;
 mod twin;
 
 use proptest::prelude::*;
-use random::config;
+use random::{config, confirm};
 use upoll::{
     Errno, Events, FileRef, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2,
 };
@@ -315,7 +315,7 @@ proptest! {
         steps in proptest::collection::vec(steps(), 1..=80),
     ) {
         let flags = if packets { PipeFlags::DIRECT } else { PipeFlags::empty() };
-        run(flags, &steps);
+        confirm(|| run(flags, &steps));
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 
 use proptest::prelude::*;
-use random::config;
+use random::{config, confirm};
 use upoll::{Errno, Events, FileRef, Shutdown, SocketFlags, StreamSocket, socketpair};
 
 use threads::{asleep, until_asleep};
@@ -336,14 +336,14 @@ proptest! {
     fn any_sequence_of_operations_gives_what_the_kernel_gives(
         steps in proptest::collection::vec(steps(), 1..=80),
     ) {
-        run(&steps, host_charges_as_documented());
+        confirm(|| run(&steps, host_charges_as_documented()));
     }
 
     #[test]
     fn far_from_full_any_kernel_gives_the_same(
         steps in proptest::collection::vec(steps(), 1..=80),
     ) {
-        run(&steps, false);
+        confirm(|| run(&steps, false));
     }
 }
 
