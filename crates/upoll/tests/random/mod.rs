@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use proptest::test_runner::{Config, FileFailurePersistence};
 
-/// Returns the configuration of a test that tries `cases` cases, or as many as the environment demands. Those that
-/// failed are kept in the file of `test`.
+/// Returns the configuration of a test that tries `cases` cases, or as many as the environment demands. The file of
+/// `test` keeps those that failed.
 pub fn config(cases: u32, test: &str) -> Config {
     let asked = std::env::var("PROPTEST_CASES").ok();
     let root = env!("CARGO_MANIFEST_DIR");
@@ -20,8 +20,8 @@ pub fn config(cases: u32, test: &str) -> Config {
 
 /// Runs a case of one thread, and runs it again if it fails. The second run decides.
 ///
-/// Such a case has one outcome. But a process that reads the links in `/proc/PID/fd` keeps a file open while it does, and a
-/// close by the kernel that comes meanwhile has its effect later than that by upoll.
+/// Such a case has one outcome. But a process that reads the links in `/proc/PID/fd` keeps a file open while it does. A close
+/// by the kernel that comes meanwhile has its effect late.
 pub fn confirm(case: impl Fn()) {
     if catch_unwind(AssertUnwindSafe(&case)).is_err() {
         case();
