@@ -64,6 +64,40 @@ fn a_poll_that_panics_in_add_leaves_no_waiter_behind() {
     assert!(set.is_empty());
 }
 
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
+fn a_poll_that_panics_in_a_batch_ends_it_there() {
+    use upoll::CtlCommand;
+
+    let set = Epoll::new().unwrap();
+    let (one, other) = (File::new(Fragile::default()), File::new(Fragile::default()));
+    let counter = EventFd::new(0).unwrap();
+    let event = |events, data| Event::new(events, data);
+    set.add(&one, event(Events::empty(), 1)).unwrap();
+    set.add(&other, event(Events::empty(), 2)).unwrap();
+    set.add(&counter, event(Events::empty(), 3)).unwrap();
+    for fragile in [&one, &other] {
+        fragile.breaks.store(true, Ordering::Relaxed);
+    }
+    let mut batch = [
+        CtlCommand::modify(&counter, event(Events::OUT, 4)),
+        CtlCommand::modify(&one, event(Events::IN, 5)),
+        CtlCommand::modify(&other, event(Events::IN, 6)),
+        CtlCommand::modify(&one, event(Events::IN, 7)),
+    ];
+    assert!(panics(|| _ = set.ctl_batch(&mut batch)));
+    for fragile in [&one, &other] {
+        fragile.breaks.store(false, Ordering::Relaxed);
+        fragile.first.wake(Events::IN);
+    }
+    let mut events = [Event::default(); 8];
+    let ready = set.try_wait(&mut events).unwrap();
+    let data: Vec<_> = events[..ready].iter().map(Event::data).collect();
+    // What came before the panic holds, and the interest that it was about; nothing after it was begun.
+    assert_eq!(data, [4, 5]);
+}
+
 #[test]
 fn a_future_that_is_polled_again_after_a_panic_waits_once() {
     struct Breaking(WaitQueue, AtomicUsize);

@@ -119,11 +119,8 @@ impl Epoll {
         let set = self.set();
         let _scope = Scope::enter();
         let inner = set.lock();
-        let item = inner.find(key).ok_or(Errno::NOENT)?;
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        let item = Set::change_interest(&inner, key, events, data)?;
         // SAFETY: found in the table, with the lock held.
-        unsafe { Set::change_interest(item, events, data, Item::set_interest) }?;
-        // SAFETY: as above, the lock is still held.
         if !unsafe { Set::is_idle_plain(&*item) } {
             self.finish_modify(inner, item);
         }
@@ -527,27 +524,25 @@ impl Set {
         });
     }
 
-    /// The first half of a MOD: changes the interest by `publish`. The second half, a poll of the
-    /// file, comes before the lock is released.
-    ///
-    /// # Safety
-    /// The item is registered in a set whose lock is held.
+    /// The first half of a MOD: changes the interest. The second half, a poll of the file, comes before the lock is
+    /// released: a wake that still saw the old interest came before it.
     #[inline]
-    pub(super) unsafe fn change_interest(
-        item: *const Item,
+    pub(super) fn change_interest(
+        inner: &Interests,
+        key: Key,
         events: Events,
         data: u64,
-        publish: impl FnOnce(&Item, Events),
-    ) -> Result<(), Errno> {
-        // SAFETY: the caller's contract.
+    ) -> Result<*const Item, Errno> {
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
+        // SAFETY: found in the table with the lock held.
         let node = unsafe { &*item };
         if node.interest().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
         // SAFETY: the lock is held.
         unsafe { node.set_data(data) };
-        publish(node, wanted(events));
-        Ok(())
+        node.set_interest(wanted(events));
+        Ok(item)
     }
 
     /// Returns whether the second half of a MOD has nothing to do, which is the usual case.
@@ -560,7 +555,7 @@ impl Set {
         item.state() & state::ROTATING == 0 && unsafe { Self::poll_item(item) }.is_empty()
     }
 
-    /// The second half of a MOD, after a full fence.
+    /// The second half of a MOD.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held.

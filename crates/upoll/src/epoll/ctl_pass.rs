@@ -3,11 +3,11 @@
 use arrayvec::ArrayVec;
 
 use super::ctl::{Forgotten, is_added_alone};
-use super::interest::{Interests, Item};
+use super::interest::Interests;
 use super::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{FileRef, Key};
+use crate::file::FileRef;
 use crate::sync::MutexGuard;
 use crate::wait::Deferred;
 
@@ -16,14 +16,9 @@ use crate::wait::Deferred;
 pub(crate) struct CtlPass<'a> {
     epoll: &'a Epoll,
     inner: Option<MutexGuard<'a, Interests>>,
-    /// Items that MODs changed, in their order: neighbours share the fence between the change and
-    /// the look. All are registered, and all before `looked_at` have been looked at.
-    changed: ArrayVec<*const Item, { CtlPass::CHANGES }>,
-    looked_at: usize,
     deferred: Deferred,
-    /// The pass releases the lock before the next change if there are [`ROOM`](Self::ROOM) of them. Until then each item
-    /// that was changed may add one.
-    left: ArrayVec<Left, { CtlPass::ROOM + CtlPass::CHANGES }>,
+    /// The rest of items that were removed. If it is full, the pass releases the lock before the next change.
+    left: ArrayVec<Left, { CtlPass::ROOM }>,
 }
 
 /// [`Forgotten`] that is finished when it ends.
@@ -37,16 +32,7 @@ impl Drop for Left {
     }
 }
 
-impl Drop for CtlPass<'_> {
-    fn drop(&mut self) {
-        // Also if a foreign `poll` panics: the other items are looked at all the same.
-        self.poll_all_changed();
-    }
-}
-
 impl<'a> CtlPass<'a> {
-    /// The number of items that may be changed before they are polled. Each change searches those before it.
-    const CHANGES: usize = 16;
     /// The number of items that may be removed before the lock is released to finish them.
     const ROOM: usize = 16;
 
@@ -54,8 +40,6 @@ impl<'a> CtlPass<'a> {
         CtlPass {
             epoll,
             inner: None,
-            changed: ArrayVec::new(),
-            looked_at: 0,
             deferred: Deferred::new(),
             left: ArrayVec::new(),
         }
@@ -78,7 +62,6 @@ impl<'a> CtlPass<'a> {
         file: FileRef<'_>,
         interest: &Event,
     ) -> Result<(), Errno> {
-        self.poll_all_changed();
         self.make_room();
         let epoll = self.epoll;
         let inner = self.inner.get_or_insert_with(|| epoll.set().lock());
@@ -97,58 +80,25 @@ impl<'a> CtlPass<'a> {
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
+        let epoll = self.epoll;
         let key = file.key();
-        self.epoll.check_modify(key.0, events)?;
-        let mut item = self.find(key)?;
-        // A second MOD of an item comes after the look for the first: what was ready once keeps its place in the ready list.
-        if self.changed.is_full() || self.changed.contains(&item) {
-            self.poll_all_changed();
-            self.make_room();
-            item = self.find(key)?;
-        }
-        let publish = Item::set_interest_unfenced;
-        // SAFETY: it was found in the table, and the lock has been held since.
-        unsafe { Set::change_interest(item, events, data, publish) }?;
-        self.changed.push(item);
-        Ok(())
-    }
-
-    /// Returns the registered item, and takes the set's lock for the pass.
-    #[inline(always)]
-    fn find(&mut self, key: Key) -> Result<*const Item, Errno> {
-        let set = self.epoll.set();
+        epoll.check_modify(key.0, events)?;
+        self.make_room();
+        let set = epoll.set();
         let inner = self.inner.get_or_insert_with(|| set.lock());
-        inner.find(key).ok_or(Errno::NOENT)
-    }
-
-    /// The second half of the MODs so far.
-    fn poll_all_changed(&mut self) {
-        let Some(inner) = &mut self.inner else { return };
-        let changed = self.changed.as_slice();
-        let [.., last] = changed else { return };
-        if self.looked_at == 0 {
-            // SAFETY: as below.
-            unsafe { (**last).fence_interest() };
-        }
-        while let Some(&item) = changed.get(self.looked_at) {
-            self.looked_at += 1;
-            // SAFETY: it was found in the table, the lock has been held since, and nothing has been
-            // removed since: whatever removes items looks at the changed ones first.
-            unsafe {
-                if Set::is_idle_plain(&*item) {
-                    continue;
-                }
-                let mut left = None;
-                (*item).interest_was_set();
-                let set = self.epoll.set();
-                set.poll_changed(inner, item, &mut left, &mut self.deferred);
-                if left.is_some() {
-                    self.left.push(Left(left));
-                }
+        let item = Set::change_interest(inner, key, events, data)?;
+        // SAFETY: found in the table, with the lock held.
+        if !unsafe { Set::is_idle_plain(&*item) } {
+            let mut left = None;
+            // SAFETY: as above.
+            unsafe { set.poll_changed(inner, item, &mut left, &mut self.deferred) };
+            if left.is_some() {
+                // A turn that the next change may ask for again: it is passed on before that.
+                self.leave(left);
+                self.let_go();
             }
         }
-        self.changed.clear();
-        self.looked_at = 0;
+        Ok(())
     }
 
     fn leave(&mut self, left: Option<Forgotten>) {
@@ -157,9 +107,10 @@ impl<'a> CtlPass<'a> {
         }
     }
 
-    /// Releases the lock if too many removed items wait for that.
+    /// Releases the lock if there is no room in `left`.
+    #[inline]
     fn make_room(&mut self) {
-        if self.left.len() >= Self::ROOM {
+        if self.left.is_full() {
             self.pause();
         }
     }
@@ -174,7 +125,6 @@ impl<'a> CtlPass<'a> {
 
     #[inline(never)]
     fn let_go(&mut self) {
-        self.poll_all_changed();
         self.inner = None;
         self.deferred.run();
         self.left.clear();

@@ -95,26 +95,10 @@ impl Item {
     }
 
     /// Look at the file afterwards: a wake before that may have gone by the old interest.
+    #[inline]
     pub(crate) fn set_interest(&self, interest: Events) {
         self.interest.swap(interest.bits(), Ordering::SeqCst);
         fence_after_rmw();
-        self.interest_was_set();
-    }
-
-    /// As [`set_interest`](Self::set_interest), but the fence is the caller's, for several items at
-    /// once: before [`interest_was_set`](Self::interest_was_set), and before the look.
-    pub(crate) fn set_interest_unfenced(&self, interest: Events) {
-        self.interest.store(interest.bits(), Ordering::Relaxed);
-    }
-
-    /// A full fence, at the price of a locked instruction on this item's own memory.
-    pub(crate) fn fence_interest(&self) {
-        self.interest.fetch_or(0, Ordering::SeqCst);
-        fence_after_rmw();
-    }
-
-    #[inline]
-    pub(crate) fn interest_was_set(&self) {
         if self.state() & state::ROTATING != 0 {
             self.use_up_notes();
         }
