@@ -94,7 +94,7 @@ fn a_poll_that_panics_in_a_batch_ends_it_there() {
     let mut events = [Event::default(); 8];
     let ready = set.try_wait(&mut events).unwrap();
     let data: Vec<_> = events[..ready].iter().map(Event::data).collect();
-    // What came before the panic holds, and the interest that it was about; nothing after it was begun.
+    // The changes up to the panic hold. Those behind it were not begun.
     assert_eq!(data, [4, 5]);
 }
 
