@@ -2,9 +2,13 @@
 #![cfg(not(upoll_loom))]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
-use upoll::{CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, Op, Source, Target};
+use upoll::{
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, Op, Source, Target, Watch,
+};
 
 /// The targets of commands: user-level objects with their kernel twins, and kernel objects that
 /// both sides watch.
@@ -229,4 +233,42 @@ fn a_batch_wakes_a_sleeping_wait() {
     let mut commands = [CtlCommand::add(&counter, Event::new(Events::IN, 0))];
     set.ctl_batch(&mut commands).unwrap();
     assert_eq!(waiter.join().unwrap(), Ok(1));
+}
+
+#[test]
+fn a_turn_that_a_deletion_in_a_batch_gives_up_goes_to_another_set() {
+    let told_of_others = |batch: bool| {
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        let counter = EventFd::new(0).unwrap();
+        rotating.add(&counter, Event::new(Events::IN, 0)).unwrap();
+        let [worker, other] = [(); 2].map(|()| Epoll::new().unwrap());
+        let at = |fd| Target::File(rotating.as_file_ref().with_fd(fd));
+        let none = Event::new(Events::empty(), 0);
+        let wanted = Event::new(Events::IN, 0);
+        let commands = [
+            CtlCommand::new(Op::Add, at(1), wanted),
+            CtlCommand::new(Op::Add, at(2), none),
+        ];
+        assert_eq!(worker.ctl_batch(&mut commands.clone()), Ok(2));
+        other.add(&rotating, wanted).unwrap();
+        let told = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let watch = |set: &Epoll, at: usize| {
+            let told = told.clone();
+            let count = move |_| _ = told[at].fetch_add(1, Ordering::Relaxed);
+            Watch::new(set, Events::IN, count).unwrap().0
+        };
+        let _watches = [watch(&worker, 0), watch(&other, 1)];
+        counter.try_write(1).unwrap();
+        let told = || [0, 1].map(|at: usize| told[at].load(Ordering::Relaxed));
+        assert_eq!(told(), [1, 0]);
+        let mut commands = [
+            CtlCommand::new(Op::Del, at(1), none),
+            CtlCommand::new(Op::Mod, at(2), wanted),
+        ];
+        for some in commands.chunks_mut(if batch { 2 } else { 1 }) {
+            assert_eq!(worker.ctl_batch(some), Ok(some.len()));
+        }
+        told()[1]
+    };
+    assert_eq!([false, true].map(told_of_others), [1, 1]);
 }

@@ -84,6 +84,10 @@ impl Forgotten {
         })
     }
 
+    pub(super) fn has_claim(&self) -> bool {
+        self.pass_on.is_some()
+    }
+
     /// Forwards the claim that the item had, then releases the file's memory.
     pub(super) fn finish(self) {
         if let Some(pass_on) = self.pass_on {

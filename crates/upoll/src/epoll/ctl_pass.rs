@@ -92,18 +92,19 @@ impl<'a> CtlPass<'a> {
             let mut left = None;
             // SAFETY: as above.
             unsafe { set.poll_changed(inner, item, &mut left, &mut self.deferred) };
-            if left.is_some() {
-                // A turn that the next change may ask for again: it is passed on before that.
-                self.leave(left);
-                self.let_go();
-            }
+            self.leave(left);
         }
         Ok(())
     }
 
+    /// Keeps what is left of an item until the lock is released. A claim is forwarded before the next change: that might
+    /// take it back, and forwarding polls the file, which may panic.
     fn leave(&mut self, left: Option<Forgotten>) {
-        if left.is_some() {
-            self.left.push(Left(left));
+        let Some(left) = left else { return };
+        let has_claim = left.has_claim();
+        self.left.push(Left(Some(left)));
+        if has_claim {
+            self.let_go();
         }
     }
 
