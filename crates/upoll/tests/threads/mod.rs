@@ -3,6 +3,8 @@
 
 use std::any::Any;
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,21 +67,55 @@ fn report(panic: &(dyn Any + Send)) {
     );
 }
 
-/// Runs `body` in a child process; it must not panic there.
+/// The exit status of a child in which no thread can start.
+const NO_THREADS: i32 = 77;
+
+/// Returns whether a thread can start. In the child of a fork it waits for ever if a thread of the parent was about to start
+/// or to end: both take a lock of `std`'s, which the child has as it was then.
+fn can_start_threads() -> bool {
+    static HAS_STARTED: AtomicBool = AtomicBool::new(false);
+    HAS_STARTED.store(false, Ordering::Relaxed);
+    let thread = thread::spawn(|| HAS_STARTED.store(true, Ordering::Relaxed));
+    let begun = Instant::now();
+    while !HAS_STARTED.load(Ordering::Relaxed) {
+        if begun.elapsed() > Duration::from_secs(10) {
+            return false;
+        }
+        thread::sleep(Duration::from_micros(20));
+    }
+    thread.join().is_ok()
+}
+
+/// Runs `body` in a child process; it must not panic there. A child that hangs is killed.
 pub fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
-    // of, and ends without running anything of this process.
-    unsafe {
-        let child = libc::fork();
+    const LIMIT: u32 = 300;
+    loop {
+        // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care of, and that which
+        // `can_start_threads` asks for. It ends without running anything of this process.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
         if child == 0 {
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            // SAFETY: the calls take no pointers.
+            unsafe {
+                libc::alarm(LIMIT);
+                if !can_start_threads() {
+                    libc::_exit(NO_THREADS);
+                }
+            }
+            let outcome = catch_unwind(AssertUnwindSafe(body));
             if let Err(panic) = &outcome {
                 report(&**panic);
             }
-            libc::_exit(i32::from(outcome.is_err()));
+            // SAFETY: the call takes no pointers.
+            unsafe { libc::_exit(i32::from(outcome.is_err())) };
         }
         let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        // SAFETY: the status is live.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == NO_THREADS {
+            continue;
+        }
         assert_eq!(status, 0, "the child failed");
+        return;
     }
 }
