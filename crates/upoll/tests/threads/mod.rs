@@ -113,6 +113,10 @@ pub fn in_child(body: impl FnOnce()) {
         // SAFETY: the status is live.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == NO_THREADS {
+            let _ = writeln!(
+                std::io::stderr(),
+                "in a child: no thread can start; another child is made"
+            );
             continue;
         }
         assert_eq!(status, 0, "the child failed");
