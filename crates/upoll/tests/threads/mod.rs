@@ -70,8 +70,8 @@ fn report(panic: &(dyn Any + Send)) {
 /// The exit status of a child in which no thread can start.
 const NO_THREADS: i32 = 77;
 
-/// Returns whether a thread can start. In the child of a fork it waits for ever if a thread of the parent was about to start
-/// or to end: both take a lock of `std`'s, which the child has as it was then.
+/// Returns whether a thread can start. A start and an end take a lock of `std`'s. The child of a fork has that lock as it was
+/// then, so a thread of the parent that held it keeps each thread of the child from starting.
 fn can_start_threads() -> bool {
     static HAS_STARTED: AtomicBool = AtomicBool::new(false);
     HAS_STARTED.store(false, Ordering::Relaxed);
