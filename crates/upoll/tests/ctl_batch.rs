@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, Op, Source, Target, Watch,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, File, Op, PollTable, Pollable,
+    Source, Target, WaitQueue, Watch,
 };
 
 /// The targets of commands: user-level objects with their kernel twins, and kernel objects that
@@ -235,8 +236,24 @@ fn a_batch_wakes_a_sleeping_wait() {
     assert_eq!(waiter.join().unwrap(), Ok(1));
 }
 
+/// Notes how often the other set was told by the time of its last poll.
+struct Looks {
+    told: Arc<[AtomicU32; 2]>,
+    seen: AtomicU32,
+    queue: WaitQueue,
+}
+
+impl Pollable for Looks {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        let told = self.told[1].load(Ordering::Relaxed);
+        self.seen.store(told, Ordering::Relaxed);
+        Events::empty()
+    }
+}
+
 #[test]
-fn a_turn_that_a_deletion_in_a_batch_gives_up_goes_to_another_set() {
+fn a_turn_that_a_deletion_in_a_batch_gives_up_goes_to_another_set_before_the_next_command() {
     let told_of_others = |batch: bool| {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         let counter = EventFd::new(0).unwrap();
@@ -252,6 +269,12 @@ fn a_turn_that_a_deletion_in_a_batch_gives_up_goes_to_another_set() {
         assert_eq!(worker.ctl_batch(&mut commands.clone()), Ok(2));
         other.add(&rotating, wanted).unwrap();
         let told = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let looks = File::new(Looks {
+            told: told.clone(),
+            seen: AtomicU32::new(0),
+            queue: WaitQueue::new(),
+        });
+        worker.add(&looks, none).unwrap();
         let watch = |set: &Epoll, at: usize| {
             let told = told.clone();
             let count = move |_| _ = told[at].fetch_add(1, Ordering::Relaxed);
@@ -263,12 +286,13 @@ fn a_turn_that_a_deletion_in_a_batch_gives_up_goes_to_another_set() {
         assert_eq!(told(), [1, 0]);
         let mut commands = [
             CtlCommand::new(Op::Del, at(1), none),
+            CtlCommand::modify(&looks, wanted),
             CtlCommand::new(Op::Mod, at(2), wanted),
         ];
-        for some in commands.chunks_mut(if batch { 2 } else { 1 }) {
+        for some in commands.chunks_mut(if batch { 3 } else { 1 }) {
             assert_eq!(worker.ctl_batch(some), Ok(some.len()));
         }
-        told()[1]
+        (told()[1], looks.seen.load(Ordering::Relaxed))
     };
-    assert_eq!([false, true].map(told_of_others), [1, 1]);
+    assert_eq!([false, true].map(told_of_others), [(1, 1), (1, 1)]);
 }

@@ -250,6 +250,23 @@ fn a_poll_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(counter);
 }
 
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
+fn of_a_poll_and_a_callback_that_panic_in_a_batch_one_panic_goes_on() {
+    use upoll::CtlCommand;
+
+    let source = File::new(Fragile::default());
+    let (worker, (rotating, _awaiting)) = chosen_worker(&source, &source.first);
+    let counter = EventFd::new(1).unwrap();
+    let (_watch, _) = Watch::new(&worker, Events::IN, |_| panic!("callback breaks")).unwrap();
+    source.breaks.store(true, Ordering::Relaxed);
+    // The worker forwards its claim, which polls the source. The callback is called after that.
+    let mut batch = [CtlCommand::add(&counter, IN), CtlCommand::delete(&rotating)];
+    assert!(panics(|| _ = worker.ctl_batch(&mut batch)));
+    assert_eq!(harvest(&worker), 1);
+}
+
 /// Returns a set with `others`, and with a member whose `poll` has panicked in a harvest.
 #[cfg(feature = "std")]
 fn breaks_in_a_harvest(interest: Events, others: &[EventFd]) -> (Epoll, File<Fragile>) {

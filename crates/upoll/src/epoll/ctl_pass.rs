@@ -11,14 +11,15 @@ use crate::file::FileRef;
 use crate::sync::MutexGuard;
 use crate::wait::Deferred;
 
-/// Changes under one hold of the set's lock. The fields end in their order: first the
-/// lock, then what was put off until it is free.
+/// Changes under one hold of the set's lock. The fields end in their order: first the lock, then what is left of items, then
+/// what was put off until the lock is free. Foreign code of both may panic, and only [`Deferred`] ends while another panic
+/// goes on.
 pub(crate) struct CtlPass<'a> {
     epoll: &'a Epoll,
     inner: Option<MutexGuard<'a, Interests>>,
-    deferred: Deferred,
     /// The rest of items that were removed. If it is full, the pass releases the lock before the next change.
     left: ArrayVec<Left, { CtlPass::ROOM }>,
+    deferred: Deferred,
 }
 
 /// [`Forgotten`] that is finished when it ends.
@@ -40,8 +41,8 @@ impl<'a> CtlPass<'a> {
         CtlPass {
             epoll,
             inner: None,
-            deferred: Deferred::new(),
             left: ArrayVec::new(),
+            deferred: Deferred::new(),
         }
     }
 
@@ -127,7 +128,7 @@ impl<'a> CtlPass<'a> {
     #[inline(never)]
     fn let_go(&mut self) {
         self.inner = None;
-        self.deferred.run();
         self.left.clear();
+        self.deferred.run();
     }
 }
