@@ -86,10 +86,11 @@ fn can_start_threads() -> bool {
     thread.join().is_ok()
 }
 
-/// Runs `body` in a child process; it must not panic there. A child that hangs is killed.
+/// Runs `body` in a child process; it must not panic there. A child that hangs in it is killed, and ends with its parent.
 pub fn in_child(body: impl FnOnce()) {
     const LIMIT: u32 = 300;
-    loop {
+    const MOST_CHILDREN: u32 = 5;
+    for _ in 0..MOST_CHILDREN {
         // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care of, and that which
         // `can_start_threads` asks for. It ends without running anything of this process.
         let child = unsafe { libc::fork() };
@@ -98,28 +99,32 @@ pub fn in_child(body: impl FnOnce()) {
             // SAFETY: the calls take no pointers.
             unsafe {
                 libc::alarm(LIMIT);
-                if !can_start_threads() {
-                    libc::_exit(NO_THREADS);
-                }
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             }
-            let outcome = catch_unwind(AssertUnwindSafe(body));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                if !can_start_threads() {
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(NO_THREADS) };
+                }
+                body();
+            }));
             if let Err(panic) = &outcome {
                 report(&**panic);
             }
-            // SAFETY: the call takes no pointers.
+            // SAFETY: as above.
             unsafe { libc::_exit(i32::from(outcome.is_err())) };
         }
         let mut status = 0;
         // SAFETY: the status is live.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == NO_THREADS {
-            let _ = writeln!(
-                std::io::stderr(),
-                "in a child: no thread can start; another child is made"
-            );
-            continue;
+        if !libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != NO_THREADS {
+            assert_eq!(status, 0, "the child failed");
+            return;
         }
-        assert_eq!(status, 0, "the child failed");
-        return;
+        let _ = writeln!(
+            std::io::stderr(),
+            "in a child: no thread can start; another child is made"
+        );
     }
+    panic!("no thread can start in {MOST_CHILDREN} children");
 }
