@@ -163,7 +163,7 @@ impl Deferred {
 
     /// Does what was put off so far. The caller holds no lock.
     pub(crate) fn run(&mut self) {
-        self.run_actions();
+        self.run_last();
         self.scope.run();
     }
 
@@ -171,7 +171,7 @@ impl Deferred {
     fn run_last(&mut self) {
         self.run_actions();
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if self.yields {
+        if core::mem::take(&mut self.yields) {
             // Tasks before: they are not to wait for this thread's next turn.
             self.scope.run();
             upoll_sys::backoff::yield_now();
