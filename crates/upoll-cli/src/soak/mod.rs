@@ -24,7 +24,7 @@ mod waits;
 
 use std::process::{self, ExitCode};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -106,8 +106,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         hows => hows,
     };
     let (tally, is_over) = (Tally::default(), AtomicBool::new(false));
+    let has_begun = Barrier::new(2);
     thread::scope(|scope| {
-        let watch = scope.spawn(|| hang::watch(seed, &tally, &is_over));
+        let watch = scope.spawn(|| {
+            has_begun.wait();
+            hang::watch(seed, &tally, &is_over);
+        });
+        // In the child of a fork beside a thread that is about to start no thread starts.
+        has_begun.wait();
         let result = rounds(
             (hows, &options.races),
             Rng::with_seed(seed),
