@@ -3,9 +3,6 @@
 #include "../c/check.h"
 #include <dirent.h>
 #include <mqueue.h>
-#include <sys/resource.h>
-
-enum { LIMIT = 64 };
 
 static void is_that_of_the_next_file(int fd)
 {
@@ -48,32 +45,6 @@ static void folders_and_queues_close_an_eventfd(void)
 	is_that_of_the_next_file(fd);
 }
 
-/* The library takes the highest fds for itself. */
-static void closes_none_of_the_librarys(void)
-{
-	struct rlimit limit = {LIMIT, LIMIT};
-	struct epoll_event event = {EPOLLIN, {.u32 = 1}};
-	FILE *streams[4];
-	int set, counter, pair[2];
-	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-	for (int at = 0; at < 4; at++) {
-		CHECK(dup2(STDERR_FILENO, LIMIT - 1 - at) == LIMIT - 1 - at);
-		CHECK((streams[at] = fdopen(LIMIT - 1 - at, "w")) != NULL);
-	}
-	for (int at = 0; at < 4; at++)
-		CHECK(close(LIMIT - 1 - at) == 0);
-	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, 0)) >= 0);
-	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
-	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
-	event.data.u32 = 2;
-	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pair[0], &event) == 0);
-	for (int at = 0; at < 4; at++)
-		CHECK((errno = 0, fclose(streams[at]) == EOF) && errno == EBADF);
-	CHECK(write(pair[1], "x", 1) == 1);
-	CHECK(epoll_wait(set, &event, 1, 0) == 1 && event.data.u32 == 2);
-	CHECK(close(set) == 0 && close(counter) == 0 && close(pair[0]) == 0 && close(pair[1]) == 0);
-}
-
 int main(void)
 {
 	uint64_t value = 0;
@@ -81,7 +52,6 @@ int main(void)
 	closes_an_eventfd(popen("exit 3", "r"), pclose, 3 << 8);
 	opens_again_over_an_eventfd();
 	folders_and_queues_close_an_eventfd();
-	closes_none_of_the_librarys();
 	CHECK(close(STDIN_FILENO) == 0);
 	CHECK(eventfd(5, 0) == STDIN_FILENO);
 	CHECK(fread(&value, sizeof value, 1, stdin) == 1 && value == 5);
