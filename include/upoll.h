@@ -61,9 +61,11 @@
 #define send upoll_send
 #define sendto upoll_sendto
 #define sendmsg upoll_sendmsg
+#define sendmmsg upoll_sendmmsg
 #define recv upoll_recv
 #define recvfrom upoll_recvfrom
 #define recvmsg upoll_recvmsg
+#define recvmmsg upoll_recvmmsg
 #define read upoll_read
 #define write upoll_write
 #define readv upoll_readv
@@ -158,16 +160,23 @@ int upoll_pipe2(int fds[2], int flags);
 int upoll_socketpair(int domain, int type, int protocol, int fds[2]);
 int upoll_shutdown(int fd, int how);
 
+/* The C library defines it only with _GNU_SOURCE. */
+struct mmsghdr;
+
 /* On user-level sockets these implement MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and MSG_WAITALL. A call
- * with other flags or control messages demotes the socket (see upoll_demote), if possible. */
+ * with other flags or control messages demotes the socket (see upoll_demote), if possible, and so do
+ * sendmmsg and recvmmsg. */
 ssize_t upoll_send(int fd, const void *bytes, size_t count, int flags);
 ssize_t upoll_sendto(int fd, const void *bytes, size_t count, int flags,
 		     const struct sockaddr *to, socklen_t size);
 ssize_t upoll_sendmsg(int fd, const struct msghdr *message, int flags);
+int upoll_sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags);
 ssize_t upoll_recv(int fd, void *buffer, size_t count, int flags);
 ssize_t upoll_recvfrom(int fd, void *buffer, size_t count, int flags, struct sockaddr *from,
 		       socklen_t *size);
 ssize_t upoll_recvmsg(int fd, struct msghdr *message, int flags);
+int upoll_recvmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags,
+		   struct timespec *limit);
 
 /* Only the kernel implements options: setsockopt demotes a user-level socket (see upoll_demote), and so
  * does getsockopt for SO_ERROR, SO_SNDBUF and SO_MEMINFO. */

@@ -19,8 +19,8 @@ pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
 use libc::{
-    fd_set, iovec, msghdr, nfds_t, pid_t, pollfd, rlimit64, sigset_t, size_t, sockaddr, socklen_t,
-    ssize_t, timespec, timeval,
+    fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, rlimit64, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
 };
 use upoll::Event;
 use upoll_fds::errno::{MASK_SIZE, give, give_size};
@@ -133,6 +133,12 @@ with_pointers! {
         = give_size(upoll_fds::recvfrom(fd, buffer, count, flags, from, size));
     upoll_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
         = give_size(upoll_fds::recvmsg(fd, message, flags));
+    upoll_sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int
+        = give(upoll_fds::sendmmsg(fd, messages, count, flags));
+    upoll_recvmmsg(
+        fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec
+    ) -> c_int
+        = give(upoll_fds::recvmmsg(fd, messages, count, flags, limit));
     upoll_getsockopt(
         fd: c_int, level: c_int, option: c_int, value: *mut c_void, size: *mut socklen_t
     ) -> c_int

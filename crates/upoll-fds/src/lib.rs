@@ -108,7 +108,9 @@ pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
 pub use crate::select::{UserSets, number_of_selected, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
-pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};
+pub use crate::socket::{
+    getsockopt, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg, sendto, setsockopt,
+};
 pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_fds};
 #[doc(hidden)]
 pub use crate::table::{is_ours, may_be_ours};

@@ -508,6 +508,43 @@ pub unsafe fn setsockopt(
     unsafe { call!(SYS_setsockopt, programs(fd), level, option, value, size) }.map(drop)
 }
 
+/// `sendmmsg(2)`. A user-level socket is demoted: only the kernel sends several messages by one call.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Memory that the messages lead to is not being written, and nobody else uses the messages.
+pub unsafe fn sendmmsg(
+    fd: RawFd,
+    messages: *mut libc::mmsghdr,
+    count: u32,
+    flags: i32,
+) -> Result<usize, Errno> {
+    demote_socket(fd);
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    unsafe { call!(SYS_sendmmsg, programs(fd), messages, count, flags) }
+}
+
+/// `recvmmsg(2)`. A user-level socket is demoted: only the kernel receives several messages by one call.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Memory that the pointers lead to is the caller's, and nobody else uses it.
+pub unsafe fn recvmmsg(
+    fd: RawFd,
+    messages: *mut libc::mmsghdr,
+    count: u32,
+    flags: i32,
+    limit: *mut libc::timespec,
+) -> Result<usize, Errno> {
+    demote_socket(fd);
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    unsafe { call!(SYS_recvmmsg, programs(fd), messages, count, flags, limit) }
+}
+
 /// Demotes a user-level socket. The kernel socket behind one that cannot be demoted answers in its stead.
 fn demote_socket(fd: RawFd) {
     if table::is_socket(fd) {

@@ -84,21 +84,13 @@ unsafe fn bind_body(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_i
             (fd, address, size)
         );
     }
-    give(leave(fd).and_then(|()| kernel::call!(SYS_bind, fd, address, size).map(drop)))
-}
-
-/// Demotes a user-level socket: only the kernel has calls that transfer several messages at once.
-///
-/// # Errors
-/// `EBADF`: it is an own fd.
-fn leave(fd: c_int) -> Result<(), Errno> {
     if own_fds::is_own(fd) {
-        return Err(Errno::BADF);
+        return give(Err::<c_int, _>(Errno::BADF));
     }
     if upoll_fds::is_socket(fd) {
         demote(fd);
     }
-    Ok(())
+    give(kernel::call!(SYS_bind, fd, address, size).map(drop))
 }
 
 #[doc = "`send(2)`"]
@@ -186,7 +178,8 @@ pub(crate) unsafe fn recvmmsg(
     flags: c_int,
     limit: *mut libc::timespec,
 ) -> c_int {
-    give(leave(fd).and_then(|()| kernel::call!(SYS_recvmmsg, fd, messages, count, flags, limit)))
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::recvmmsg(fd, messages, count, flags, limit) })
 }
 
 /// # Safety
@@ -338,9 +331,8 @@ pub(crate) unsafe fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    give(leave(fd).and_then(|()| {
-        // SAFETY: the caller's contract.
-        let count = unsafe { demote_rights_of(messages, count) }?;
-        kernel::call!(SYS_sendmmsg, fd, messages, count, flags)
-    }))
+    // SAFETY: the caller's contract.
+    let count = unsafe { demote_rights_of(messages, count) };
+    // SAFETY: as above.
+    give(count.and_then(|count| unsafe { upoll_fds::sendmmsg(fd, messages, count, flags) }))
 }
