@@ -93,6 +93,10 @@ int main(void)
 	time.tv_sec = 1000;
 	FAILS(select(-1, &in, NULL, NULL, &time), EINVAL);
 	CHECK(time.tv_sec < 1000);
+	/* Microseconds are added to the seconds, if those have room. */
+	only(&in, ready, -1);
+	time.tv_sec = time.tv_usec = INT64_MAX;
+	FAILS(select(ready + 1, &in, NULL, NULL, &time), EINVAL);
 
 	/* A closed fd fails the call, and no set is written. */
 	only(&in, ready, high + 1);

@@ -22,6 +22,26 @@ static int sends(void *control, size_t size)
 	return one;
 }
 
+/* A message has 253 fds at most. With more, none of their objects is demoted. */
+static void carries_too_many(void)
+{
+	static union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(254 * sizeof(int))];
+	} control;
+	int fds[254], counter = eventfd(3, EFD_NONBLOCK);
+	CHECK(counter >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	for (int at = 0; at < 254; at++)
+		fds[at] = counter;
+	control.header.cmsg_level = SOL_SOCKET, control.header.cmsg_type = SCM_RIGHTS;
+	control.header.cmsg_len = CMSG_LEN(sizeof fds);
+	memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+	CHECK(sends(&control, sizeof control) == EINVAL);
+	control.header.cmsg_len = CMSG_LEN(253 * sizeof(int));
+	CHECK(sends(&control, CMSG_SPACE(253 * sizeof(int))) == 0);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0 && close(counter) == 0);
+}
+
 static void fail(int kind)
 {
 	/* The memory of this message ends at an unmapped page. */
@@ -51,6 +71,9 @@ static void fail(int kind)
 	CHECK(sends(header, 4096) == EFAULT);
 	/* The kernel refuses this length before it reads the message. */
 	CHECK(sends(header, (size_t)INT32_MAX + 1) == ENOBUFS);
+	header->cmsg_type = SCM_CREDENTIALS, header->cmsg_len = (size_t)-1;
+	CHECK(sends(header, (size_t)-1) == ENOBUFS);
+	header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
 	CHECK(sends(pages + 4096, room) == EFAULT);
 	CHECK(sends(pages + 4096 - 8, room) == EFAULT);
 	/* Less than a header is ignored. */
@@ -68,5 +91,6 @@ int main(void)
 	alarm(200);
 	fail(SOCK_DGRAM);
 	fail(SOCK_STREAM);
+	carries_too_many();
 	return 0;
 }

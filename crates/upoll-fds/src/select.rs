@@ -27,7 +27,7 @@ const WORD: usize = c_ulong::BITS as usize;
 ///
 /// # Errors
 /// - `EFAULT`: `timeout` or a set cannot be read or written.
-/// - `EINVAL`: a negative time, or `n` is negative.
+/// - `EINVAL`: a time that is negative or too large for its seconds, or `n` is negative.
 /// - `EBADF`: an fd in the sets is not open.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
@@ -43,10 +43,9 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
         let microseconds = u64::try_from(timeout.tv_usec).map_err(|_| Errno::INVAL)?;
         let seconds = u64::try_from(timeout.tv_sec).map_err(|_| Errno::INVAL)?;
         // Microseconds may be more than a second.
-        let time = Duration::from_secs(seconds);
-        limit = time
-            .saturating_add(Duration::from_micros(microseconds))
-            .into();
+        let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(microseconds));
+        libc::time_t::try_from(time.as_secs()).map_err(|_| Errno::INVAL)?;
+        limit = time.into();
     }
     // Like the kernel, leaves a limit of zero alone.
     let given = limit.limit().filter(|limit| !limit.is_zero());

@@ -232,6 +232,8 @@ unsafe fn setsockopt_body(
 /// # Safety
 /// Memory that `message` leads to is not being written.
 unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
+    /// The largest number of fds in a message (`SCM_MAX_FD`).
+    const MOST_FDS: usize = 253;
     if !plain_sets::may_name_any() {
         // It may carry an own fd, but the check would cost a system call.
         return Ok(());
@@ -240,6 +242,10 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
         return Ok(());
     };
+    // The kernel's call fails with `ENOBUFS`, and sums of such lengths wrap.
+    if copy.msg_controllen > i32::MAX as usize {
+        return Ok(());
+    }
     // The C library's macros would read a header beyond the end of the memory. The walk ends at a
     // malformed message, for which the kernel's call fails.
     let head = size_of::<libc::cmsghdr>();
@@ -255,7 +261,11 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
             return Ok(());
         }
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-            for index in 0..(size - head) / size_of::<c_int>() {
+            let fds = (size - head) / size_of::<c_int>();
+            if fds > MOST_FDS {
+                return Ok(());
+            }
+            for index in 0..fds {
                 let place = place.wrapping_byte_add(head).cast::<c_int>();
                 // SAFETY: as above.
                 let Ok(fd) = (unsafe { upoll_fds::read_memory(place.wrapping_add(index)) }) else {

@@ -124,7 +124,9 @@ impl EpollBackend {
         interest: &Event,
         change: KernelCtl,
     ) -> Result<(), Errno> {
-        if op == Op::Add {
+        if op == Op::Add && !self.listed.has_room(fd) {
+            // The room grows with the fd, and a program may pass any number.
+            kernel::check_open(fd)?;
             self.listed.prepare(fd)?;
         }
         if let Some(rotation) = &self.rotation {

@@ -90,6 +90,12 @@ impl InterestList {
         self.buckets.get(bucket)?.get().map(|slots| &slots[at])
     }
 
+    /// Returns whether there is room for an interest in `fd`.
+    #[inline]
+    pub(super) fn has_room(&self, fd: RawFd) -> bool {
+        self.slot(fd).is_some()
+    }
+
     /// Makes room for an interest in `fd`.
     ///
     /// # Errors

@@ -67,6 +67,13 @@ pub(super) fn duplicate_high(fd: RawFd) -> Result<RawFd, Errno> {
     result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
 }
 
+/// # Errors
+/// `EBADF`: no file is open under `fd`.
+pub(super) fn check_open(fd: RawFd) -> Result<(), Errno> {
+    // SAFETY: no pointers are involved.
+    check(unsafe { syscall!(SYS_fcntl, fd, libc::F_GETFD) }).map(drop)
+}
+
 /// An own fd for the open file that `fd` stands for.
 pub(super) fn duplicate(fd: RawFd) -> Result<Descriptor, Errno> {
     let _held = hold_protected_fds();
