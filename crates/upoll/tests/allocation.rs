@@ -5,6 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::future::Future;
+use std::io::{Read, Write};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -205,6 +206,26 @@ fn tasks_that_wait_allocate_nothing() {
     round();
     let (calls, bytes) = cost(|| (0..100).for_each(|_| round()));
     assert_eq!((calls, bytes), (0, 0));
+
+    // So do those that wait for what a kernel fd shows, if they are kept or the fd is in a set.
+    let (kernel_reader, kernel_writer) = std::io::pipe().unwrap();
+    set.add(&kernel_reader, Event::new(Events::IN, 0)).unwrap();
+    let mut ready = pin!(Readiness::new(&kernel_reader, Events::IN).unwrap());
+    let mut events = [Event::default()];
+    let mut round = || {
+        let mut wait = pin!(set.wait_async(&mut events));
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        assert!(ready.as_mut().poll(&mut context).is_pending());
+        (&kernel_writer).write_all(&[1]).unwrap();
+        assert!(wait.poll(&mut context).is_ready());
+        while ready.as_mut().poll(&mut context).is_pending() {
+            std::thread::yield_now();
+        }
+        (&kernel_reader).read_exact(&mut [0]).unwrap();
+    };
+    round();
+    let (calls, _) = cost(|| (0..100).for_each(|_| round()));
+    assert_eq!(calls, 0);
 
     // A future that waits again keeps its places in more queues than it has room for, and polls no more than it must.
     let file = File::new(Queues::default());
