@@ -22,6 +22,7 @@ macro_rules! interruptible {
     };
 }
 
+pub(crate) use upoll::internal::check_open;
 pub(crate) use {call, interruptible};
 
 /// Converts the result of a call that opens an fd.
@@ -51,12 +52,6 @@ pub(crate) fn replace(fd: RawFd, new: RawFd) {
         // Both are open, so this does not fail.
         let _ = call!(SYS_dup3, new, fd, flags);
     }
-}
-
-/// Checks that an fd is open (`fcntl(F_GETFD)`).
-pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: no pointers are involved.
-    unsafe { call!(SYS_fcntl, fd, libc::F_GETFD) }.map(drop)
 }
 
 /// The beginning of a file, as much as there is room for; nothing if it cannot be read.

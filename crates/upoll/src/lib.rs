@@ -176,7 +176,9 @@ pub mod internal {
     #[cfg(any(feature = "std", upoll_loom))]
     pub use crate::host::own_fds;
     #[cfg(all(feature = "std", not(upoll_loom)))]
-    pub use crate::host::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
+    pub use crate::host::{
+        WIPED_WORDS, begin_in_child, kernel::check_open, watch_forks, wiped_words,
+    };
     pub use crate::memory::{SharedBox, boxed};
     pub use crate::pages::PageView;
     #[cfg(all(feature = "std", not(upoll_loom)))]

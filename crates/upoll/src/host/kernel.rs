@@ -67,11 +67,11 @@ pub(super) fn duplicate_high(fd: RawFd) -> Result<RawFd, Errno> {
     result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
 }
 
-/// Checks that a file is open under `fd`.
+/// Checks that a file is open under `fd` (`fcntl(F_GETFD)`).
 ///
 /// # Errors
 /// `EBADF`: none is.
-pub(super) fn check_open(fd: RawFd) -> Result<(), Errno> {
+pub fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     check(unsafe { syscall!(SYS_fcntl, fd, libc::F_GETFD) }).map(drop)
 }
