@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use smallvec::SmallVec;
 use upoll::{CtlCommand, Errno, Events, Op, Target};
 
-use crate::epoll_ctl::{ctl, is_added_as_it_is, operation};
+use crate::epoll_ctl::{ctl, is_added_as_it_is, lacks_something, operation};
 use crate::interest::Interest;
 use crate::object::Object;
 use crate::{memory, table};
@@ -151,7 +151,11 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
         }
         // It refuses an empty pass.
         let done = set.as_epoll().ctl_batch(&mut pass).unwrap_or(0);
-        let executed = pass.len().min(done + 1);
+        // A command that lacks memory or fds is executed alone, which may demote its object.
+        let executed = match pass.get(done).map(|failed| failed.result) {
+            Some(Err(errno)) if !lacks_something(errno) => done + 1,
+            _ => done,
+        };
         for (command, passed) in commands.iter_mut().zip(&pass[..executed]) {
             command.result = negated(passed.result);
         }

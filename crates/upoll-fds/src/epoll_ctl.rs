@@ -137,7 +137,7 @@ fn ctl_without_descriptors(
 }
 
 /// Returns whether a call has failed for want of fds or of memory.
-fn lacks_something(errno: Errno) -> bool {
+pub(crate) fn lacks_something(errno: Errno) -> bool {
     matches!(errno.raw(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 

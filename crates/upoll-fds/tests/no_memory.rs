@@ -305,6 +305,33 @@ fn closes(fault: &mut Fault) {
     }
 }
 
+/// As by `epoll_ctl`, an object for whose interest there is no memory is demoted, and added then.
+fn adds_in_a_batch(fault: &mut Fault) {
+    let set = upoll_fds::epoll_create1(0).unwrap();
+    let [first, counters @ ..] =
+        [(); 21].map(|()| upoll_fds::eventfd(1, libc::EFD_NONBLOCK).unwrap());
+    // The library keeps the records of its own fds, which the first demotion in a set makes.
+    add(set, first);
+    upoll_fds::demote(first).unwrap();
+    close([first]);
+    let mut commands = counters.map(|fd| upoll_fds::EpollCtlCmd {
+        flags: 0,
+        op: libc::EPOLL_CTL_ADD,
+        fd,
+        events: libc::EPOLLIN.cast_unsigned(),
+        data: fd as u64,
+        result: 1,
+    });
+    // SAFETY: the commands are live.
+    let added =
+        fault.during(|| unsafe { upoll_fds::epoll_ctl_batch(set, 0, 20, commands.as_mut_ptr()) });
+    assert_eq!(added, 20);
+    assert_eq!(commands.map(|command| command.result), [0; 20]);
+    assert_eq!(ready(set), counters.map(|fd| fd as u64));
+    close(counters);
+    close([set]);
+}
+
 // One test: others would allocate meanwhile.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
@@ -317,6 +344,7 @@ fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
         long_lists_of_what_is_demoted,
     );
     each_allocation_fails("closes", closes);
+    each_allocation_fails("adds in a batch", adds_in_a_batch);
     each_allocation_fails("demotes", demotes);
     all_allocations_fail_from_each_on("lasting", demotes_pipes_and_eventfds);
     each_allocation_fails("forks", forks);
