@@ -329,7 +329,7 @@ impl Epoll {
             if scans == MOST_SCANS {
                 // A scan each time, and the last one may have put something back: the tasks that wait look again later, this one
                 // too.
-                #[cfg(all(feature = "std", not(upoll_loom)))]
+                #[cfg(any(feature = "std", upoll_loom))]
                 self.set().watched_by.wake_all(Events::FOR_CALLBACKS);
                 break;
             }

@@ -2,15 +2,15 @@
 
 use core::ops::Deref;
 
-#[cfg(all(feature = "std", not(upoll_loom)))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::epoll::Set;
 use crate::epoll::callbacks;
 use crate::errno::Errno;
 use crate::events::Events;
-#[cfg(all(feature = "std", not(upoll_loom)))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::file::File;
 use crate::file::{Description, FileRef, Held};
-#[cfg(all(feature = "std", not(upoll_loom)))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::host::AttendedFd;
 use crate::target::Target;
 use crate::wait::Wake;
@@ -21,7 +21,7 @@ pub(crate) struct Awaited<F: Deref<Target = Description> = Held> {
     /// needs no count.
     file: F,
     /// The file, if it stands for a kernel fd: nobody else has it open.
-    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cfg(any(feature = "std", upoll_loom))]
     kernel_fd: Option<File<AttendedFd>>,
     /// The file is a set, which counts the callback or task.
     is_counted: bool,
@@ -34,14 +34,12 @@ impl Awaited {
     pub(crate) fn begin(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         match target {
             Target::File(file) => Ok(Self::begun(begin_at(file, interest)?, file.keep())),
-            #[cfg(all(feature = "std", not(upoll_loom)))]
+            #[cfg(any(feature = "std", upoll_loom))]
             _ => Self::of_kernel_fd(target, interest),
-            #[cfg(upoll_loom)]
-            _ => Err(Errno::PERM),
         }
     }
 
-    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cfg(any(feature = "std", upoll_loom))]
     #[cold]
     fn of_kernel_fd(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         let file = AttendedFd::open(target.kernel().ok_or(Errno::PERM)?, interest)?;
@@ -66,7 +64,7 @@ impl<F: Deref<Target = Description>> Awaited<F> {
     fn begun(is_counted: bool, file: F) -> Self {
         Awaited {
             file,
-            #[cfg(all(feature = "std", not(upoll_loom)))]
+            #[cfg(any(feature = "std", upoll_loom))]
             kernel_fd: None,
             is_counted,
         }
@@ -94,7 +92,7 @@ impl<F: Deref<Target = Description>> Drop for Awaited<F> {
 /// Returns the events of a wakeup, for a callback or a task.
 #[inline]
 pub(crate) fn key_of(wake: &Wake<'_>) -> Events {
-    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cfg(any(feature = "std", upoll_loom))]
     if wake.key.contains(Events::FOR_CALLBACKS) {
         return Set::SHOWN;
     }

@@ -50,7 +50,7 @@ bitflags! {
 
 impl Events {
     /// The key of a wakeup of a set that concerns its callbacks and tasks alone. Linux has no event with this bit.
-    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) const FOR_CALLBACKS: Events = Events::from_bits_retain(0x1000);
     /// The events that Linux adds to every interest.
     pub(crate) const ALWAYS: Events = Events::ERR.union(Events::HUP);

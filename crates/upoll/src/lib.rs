@@ -142,7 +142,7 @@ pub use crate::forks::generation;
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::host::ReadinessFd;
 #[cfg(upoll_loom)]
-pub use crate::host::{LockModel, OwnSet, kernel as kernel_model};
+pub use crate::host::{LockModel, OwnSet, join_attendants, kernel as kernel_model};
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]

@@ -6,8 +6,6 @@
 //! the later. Each side publishes first and then checks for the other: of two concurrent calls at least one sees both.
 //! If no thread can wait for the callbacks, the later call fails.
 
-use core::sync::atomic::AtomicUsize as StaticCount;
-
 use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
@@ -17,16 +15,11 @@ use super::nesting::sets_above;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileId};
-use crate::sync::Ordering;
+use crate::sync::{AtomicUsize, Ordering, fence_after_rmw, statics};
 
-/// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
-#[cfg(not(upoll_loom))]
-static CALLBACKS: StaticCount = StaticCount::new(0);
-
-#[cfg(upoll_loom)]
-loom::lazy_static! {
-    /// Each run of a model has its own: those of other models come and go meanwhile.
-    static ref CALLBACKS: StaticCount = StaticCount::new(0);
+statics! {
+    /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
+    static CALLBACKS: AtomicUsize = AtomicUsize::new(0);
 }
 
 /// Sets that a walk has visited.
@@ -50,6 +43,7 @@ fn begin_at(set: &Description<Set>) -> Result<(), Errno> {
     CALLBACKS.fetch_add(1, Ordering::SeqCst);
     set.object().callbacks.fetch_add(1, Ordering::SeqCst);
     // Counted, now check: an ADD that does not see the count has counted its member before.
+    fence_after_rmw();
     let begun = match has_silent_members(set.object(), &mut Visited::default()) {
         Ok(true) => attend(set),
         silent => silent.map(drop),
@@ -71,6 +65,8 @@ pub(crate) fn end(file: &Description) {
 fn end_at(set: &Set) {
     let before = set.callbacks.fetch_sub(1, Ordering::SeqCst);
     CALLBACKS.fetch_sub(1, Ordering::SeqCst);
+    // A thread that is just making the backend, and does not end the attendance, is seen here.
+    fence_after_rmw();
     if before == 1
         && let Some(backend) = set.backend()
     {
@@ -80,7 +76,7 @@ fn end_at(set: &Set) {
 
 impl Set {
     /// Returns whether a callback or a task waits for the set.
-    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn has_callbacks(&self) -> bool {
         self.callbacks.load(Ordering::SeqCst) > 0
     }

@@ -17,16 +17,22 @@
 //! - The child of a fork does not have it. Its next registration starts another one, with a kernel set of its own. The
 //!   registrations of the parent are left alone.
 
-use std::ffi::c_void;
+#[cfg(not(upoll_loom))]
+mod thread;
+#[cfg(upoll_loom)]
+#[path = "attendant/thread_model.rs"]
+mod thread;
+
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
-use upoll_sys::signals::{Blocked, OF_FAULTS, OF_THE_C_LIBRARY, bit};
 
-use super::own_fds::{LastCheck, OwnFd, limit_of_sleep};
+#[cfg(upoll_loom)]
+pub use self::thread::join_attendants;
+use super::own_fds::{LONGEST_SLEEP, LastCheck, OwnFd};
 use super::restore::ensure_intact;
 use super::{EDGE, EpollBackend, generation, kernel};
 use crate::epoll::{Op, Set};
@@ -34,12 +40,14 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, Held, PollTable, Pollable};
 use crate::memory::{SharedBox, boxed};
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, nap};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, nap, statics};
 use crate::wait::WaitQueue;
 
-/// That of the process which has last registered something, never freed. A child that finds its parent's replaces it, and
-/// so meets no lock that a thread of the parent held.
-static ATTENDANT: AtomicPtr<Attendant> = AtomicPtr::new(ptr::null_mut());
+statics! {
+    /// That of the process which has last registered something, never freed. A child that finds its parent's replaces it, and
+    /// so meets no lock that a thread of the parent held.
+    static ATTENDANT: AtomicPtr<Attendant> = AtomicPtr::new(ptr::null_mut());
+}
 
 struct Attendant {
     generation: u32,
@@ -136,7 +144,7 @@ impl Attendant {
         let state = &mut *state;
         state.waiters.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         if !state.is_running {
-            self.start()?;
+            thread::start(self)?;
             state.is_running = true;
         }
         state.last_key += 1;
@@ -148,30 +156,12 @@ impl Attendant {
         })
     }
 
-    /// `EAGAIN`, `ENOMEM`: the kernel or the C library has no thread for it.
-    fn start(&'static self) -> Result<(), Errno> {
-        // The thread inherits the mask. The program's handlers are for its own threads.
-        let _blocked = Blocked::new(!(OF_FAULTS | OF_THE_C_LIBRARY | bit(libc::SIGABRT)));
-        let mut thread = 0;
-        let this = ptr::from_ref(self).cast_mut().cast();
-        // Not by `std`, which ends the process where there is no memory for the thread's own data.
-        // SAFETY: `run` takes the address of an `Attendant` that is never freed. The thread is detached once, here.
-        unsafe {
-            match libc::pthread_create(&raw mut thread, ptr::null(), run, this) {
-                0 => libc::pthread_detach(thread),
-                errno => return Err(Errno::from_raw(errno)),
-            };
-        }
-        Ok(())
-    }
-
     /// Waits until there has been no registration for a second.
     fn attend(&self) {
         let mut events = [Event::default(); 64];
         let last_check = LastCheck::new();
         while self.is_of_this_process() {
-            let limit = limit_of_sleep(None);
-            let found = kernel::epoll_wait(&self.set, &mut events, limit, None);
+            let found = kernel::epoll_wait(&self.set, &mut events, Some(LONGEST_SLEEP), None);
             for event in &events[..found.unwrap_or(0)] {
                 let waiter = self.state.lock().waiters.get(&event.data()).cloned();
                 if let Some(waiter) = waiter {
@@ -239,16 +229,6 @@ impl Attendant {
         }
         checked
     }
-}
-
-/// The thread. Its argument is an [`Attendant`].
-extern "C" fn run(attendant: *mut c_void) -> *mut c_void {
-    // SAFETY: the call copies the name, a C string of at most 16 bytes.
-    unsafe { libc::pthread_setname_np(libc::pthread_self(), c"upoll-attendant".as_ptr()) };
-    // SAFETY: from `Attendant::start`, of one that is never freed.
-    let attendant = unsafe { &*attendant.cast::<Attendant>() };
-    attendant.attend();
-    ptr::null_mut()
 }
 
 /// Runs foreign code. A panic of it ends here.

@@ -297,6 +297,11 @@ impl Socket {
     }
 }
 
+/// Nothing in the models has a cookie.
+pub(super) fn socket_cookie(_: RawFd) -> Result<u64, Errno> {
+    Err(Errno::NOTSOCK)
+}
+
 /// Nothing in the models is a member that has a cookie.
 pub(super) fn has_cookie(_: RawFd, _: u64) -> Option<bool> {
     None
@@ -689,6 +694,10 @@ fn wait_in(
 /// Returns whether `fd` is a set.
 pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
     Used::set(fd).is_ok()
+}
+
+pub(super) fn poll_by_fd(fd: RawFd, wanted: Events) -> Result<Events, Errno> {
+    Ok(Used::of(fd)?.poll() & (wanted | Events::ALWAYS))
 }
 
 pub(super) fn is_readable(fd: &Descriptor) -> bool {

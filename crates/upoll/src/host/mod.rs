@@ -24,10 +24,10 @@
 
 #[cfg(not(upoll_loom))]
 mod adopted;
-#[cfg(not(upoll_loom))]
 mod attendant;
-#[cfg(not(upoll_loom))]
 pub(crate) use attendant::AttendedFd;
+#[cfg(upoll_loom)]
+pub use attendant::join_attendants;
 #[cfg(not(upoll_loom))]
 pub(crate) mod generation;
 #[cfg(not(upoll_loom))]
@@ -166,7 +166,6 @@ pub(crate) struct EpollBackend {
     /// The set's readiness fd, once a program has asked for it.
     shown: OnceBox<Shown>,
     /// The set's place at the attendant, while callbacks wait for the set.
-    #[cfg(not(upoll_loom))]
     attended: Mutex<Option<attendant::Attended>>,
     /// The generation of the process that made the backend.
     generation: u32,
@@ -234,7 +233,6 @@ impl EpollBackend {
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
             shown: OnceBox::new(),
-            #[cfg(not(upoll_loom))]
             attended: Mutex::new(None),
             generation: generation::current(),
         })
@@ -317,10 +315,7 @@ impl EpollBackend {
     fn try_above(&self, description: &Description<Set>, nesting: &SleepSet) -> Result<(), Errno> {
         let above = sets_above(description.watchers())?;
         above.iter().try_for_each(ensure_intact)?;
-        #[cfg(not(upoll_loom))]
         let attendants = self.attendants_set()?;
-        #[cfg(upoll_loom)]
-        let attendants = None;
         let fds = || {
             let nesting_sets = above
                 .iter()
@@ -622,18 +617,15 @@ impl KernelBackend for EpollBackend {
         self.members.load(Ordering::SeqCst) > 0 || !self.listening.lock().is_empty()
     }
 
-    #[cfg(not(upoll_loom))]
     fn attend(&self, set: &Description<Set>) -> Result<(), Errno> {
         self.begin_attendance(set)
     }
 
-    #[cfg(not(upoll_loom))]
     fn end_attendance(&self, set: &Set) {
         self.leave_attendant(|| !set.has_callbacks());
     }
 
     fn close(&self) {
-        #[cfg(not(upoll_loom))]
         self.leave_attendant(|| true);
         self.close_shown();
     }

@@ -249,7 +249,6 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // before it ends.
     let shown = unsafe { entry.cast::<Shown>().as_ref() };
     let ready = &shown.ready;
-    #[cfg(not(upoll_loom))]
     if wake.key == Events::FOR_CALLBACKS {
         return Reply::Declined;
     }
@@ -296,7 +295,6 @@ impl EpollBackend {
     /// Links the readiness fd, if the program has one, and the attendant, if callbacks wait for the set, to the kernel set
     /// that shows what the kernel has.
     pub(super) fn link_shown(&self) -> Result<(), Errno> {
-        #[cfg(not(upoll_loom))]
         self.link_attendant()?;
         match self.shown_linked() {
             Some(shown) => self.link_to_sleepers(shown),

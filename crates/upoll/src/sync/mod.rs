@@ -49,7 +49,7 @@ pub use self::lock::Lock;
 #[cfg(upoll_loom)]
 pub(crate) use self::lock::{barrier_or_nap, this_thread};
 #[cfg(upoll_loom)]
-pub(crate) use self::model::{Backoff, Mutex, OnceBox, is_held_by_this_thread};
+pub(crate) use self::model::{Backoff, Mutex, OnceBox, is_held_by_this_thread, nap};
 #[cfg(upoll_loom)]
 pub(crate) use loom::sync::MutexGuard;
 #[cfg(not(upoll_loom))]
@@ -126,6 +126,11 @@ mod model {
 
     /// Counts waits, each of which lets other threads go on.
     pub(crate) struct Backoff(u32);
+
+    /// A sleep of a moment.
+    pub(crate) fn nap() {
+        loom::thread::yield_now();
+    }
 
     impl Backoff {
         pub(crate) fn new() -> Self {

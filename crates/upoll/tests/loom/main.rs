@@ -2,6 +2,7 @@
 //! Each model has a broken variant: with one rule switched off, loom must find the fault.
 #![cfg(upoll_loom)]
 
+mod attendant;
 mod channel;
 mod forks;
 mod harness;
@@ -72,11 +73,15 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Registers, then polls.
     fn at(file: FileRef<'_>, events: Events) -> Self {
+        Self::at_any(&file, events)
+    }
+
+    /// Registers, then polls.
+    fn at_any(source: &impl Source, events: Events) -> Self {
         let told = Arc::new(AtomicUsize::new(0));
         let note = told.clone();
-        let (watch, ready) = Watch::new(&file, events, move |_| {
+        let (watch, ready) = Watch::new(source, events, move |_| {
             note.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();

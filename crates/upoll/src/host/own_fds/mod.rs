@@ -53,7 +53,7 @@ const FRESH_MS: u32 = 10;
 /// The longest time that a thread sleeps in the kernel before it checks its own fds and polls user-level objects,
 /// unless the fds are protected. A sleeping thread holds the files. So it cannot notice that their fds were closed,
 /// and wakeups cannot reach it any more.
-const LONGEST_SLEEP: libc::timespec = libc::timespec {
+pub(super) const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
@@ -354,7 +354,6 @@ impl OwnFd {
     /// # Errors
     /// As [`member_of`](Self::member_of). `EBADF`: `fd` is not open. `EMFILE`: there is no other fd. `EPERM`: the file
     /// cannot be polled. `ELOOP`, `EINVAL`: it is a kernel set that is nested too deep.
-    #[cfg(not(upoll_loom))]
     pub(super) fn awaited_in(set: &SharedBox<OwnFd>, fd: RawFd) -> Result<Self, Errno> {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
