@@ -42,6 +42,14 @@ static void carries_too_many(void)
 	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0 && close(counter) == 0);
 }
 
+/* A length without a place, on a socket that no other such message has been sent by. */
+static void have_no_place(int kind)
+{
+	CHECK(socketpair(AF_UNIX, kind, 0, pair) == 0);
+	CHECK(sends(NULL, CMSG_SPACE(sizeof(int))) == EFAULT);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0);
+}
+
 static void fail(int kind)
 {
 	/* The memory of this message ends at an unmapped page. */
@@ -89,6 +97,8 @@ static void fail(int kind)
 int main(void)
 {
 	alarm(200);
+	have_no_place(SOCK_DGRAM);
+	have_no_place(SOCK_STREAM);
 	fail(SOCK_DGRAM);
 	fail(SOCK_STREAM);
 	carries_too_many();

@@ -2,9 +2,10 @@
 //!
 //! User-level sockets implement the flags that `unix(7)` stream sockets use, and ignore those that
 //! these sockets ignore. For everything else (urgent data, control messages, other flags) the socket
-//! is demoted first. If it cannot be demoted, the call goes to the kernel socket behind it, which is
-//! connected and empty.
+//! is demoted first. If it cannot be demoted, the call fails with `ENOBUFS`: the kernel socket behind it is connected
+//! and empty, and would take bytes that overtake others.
 
+use std::cell::Cell;
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
@@ -23,7 +24,7 @@ use crate::{memory, table};
 const LONGEST_ADDRESS: libc::socklen_t = 128;
 
 /// Makes a call on the user-level socket behind `fd`, by `attempt`; see [`call_by_fd`]. A socket whose call has other
-/// flags than `known` is demoted. If that is not possible, the kernel refuses the call.
+/// flags than `known` is demoted.
 fn call_on_socket<T>(
     fd: RawFd,
     (flags, known): (i32, i32),
@@ -31,13 +32,14 @@ fn call_on_socket<T>(
     by_the_kernel: impl FnOnce() -> Result<T, Errno>,
 ) -> Result<T, Errno> {
     let is_known = flags & !known == 0;
+    let demoted = Cell::new(Ok(()));
     let find = || {
         let found = table::with(fd, |object| match object {
             Object::Socket(_) => Some(is_known.then(|| Blocking::new(object))),
             _ => None,
         })??;
         if found.is_none() {
-            let _ = demote(fd);
+            demoted.set(demote_socket(fd));
         }
         found
     };
@@ -45,7 +47,10 @@ fn call_on_socket<T>(
         Object::Socket(socket) => attempt(socket),
         _ => Err(Errno::NOTSOCK),
     };
-    call_by_fd(fd, find, attempt, by_the_kernel)
+    call_by_fd(fd, find, attempt, || {
+        demoted.get()?;
+        by_the_kernel()
+    })
 }
 
 const SEND: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
@@ -76,6 +81,7 @@ pub unsafe fn send(fd: RawFd, bytes: *const u8, count: usize, flags: i32) -> Res
 /// - `EFAULT`: the bytes cannot be read.
 /// - `EAGAIN`: nothing fits, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
 /// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `ENOBUFS`: `flags` holds one that only the kernel implements, and the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that the pointers lead to is not being written.
@@ -209,6 +215,7 @@ pub unsafe fn recv(fd: RawFd, buffer: *mut u8, count: usize, flags: i32) -> Resu
 /// - `ENOTSOCK`, `EBADF`: the fd is not a socket's.
 /// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
 /// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `ENOBUFS`: `flags` holds one that only the kernel implements, and the socket cannot be demoted.
 /// - `ECONNRESET`: see [`StreamSocket`].
 /// - `EFAULT`: the bytes cannot be written; they stay there.
 /// - `EFAULT`: the length of the address cannot be read or written. `EINVAL`: it is negative. The
@@ -309,7 +316,8 @@ unsafe fn receive_to(
 /// `sendmsg(2)`. With control messages it is the kernel's.
 ///
 /// # Errors
-/// As [`sendto`]. `EFAULT`: the message cannot be read. `EMSGSIZE`: more than 1024 buffers.
+/// As [`sendto`]. `EFAULT`: the message cannot be read. `EMSGSIZE`: more than 1024 buffers. `ENOBUFS`: there are control
+/// messages, and the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that the message leads to is not being written.
@@ -323,7 +331,8 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
         |socket| {
             // SAFETY: the caller's contract; all of its fields are numbers or pointers.
             let header = unsafe { memory::read(message) }?;
-            if !header.msg_control.is_null() && header.msg_controllen > 0 {
+            // The kernel checks the pointer, too.
+            if header.msg_controllen > 0 {
                 return Ok(None);
             }
             check_name_length(&header)?;
@@ -351,7 +360,7 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
     }
     let Some(sent) = sent? else {
         // As for unknown flags.
-        let _ = demote(fd);
+        demote_socket(fd)?;
         return by_the_kernel();
     };
     let part = sent.bytes;
@@ -471,7 +480,7 @@ unsafe fn buffers_of(header: &libc::msghdr) -> Result<Buffers, Errno> {
 /// `SO_ERROR`, `SO_SNDBUF` and `SO_MEMINFO`.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's. `ENOBUFS`: the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that the pointers lead to is the caller's, and nobody else uses it.
@@ -483,7 +492,7 @@ pub unsafe fn getsockopt(
     size: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
     if matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO) {
-        demote_socket(fd);
+        demote_socket(fd)?;
     }
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     unsafe { call!(SYS_getsockopt, programs(fd), level, option, value, size) }.map(drop)
@@ -492,7 +501,7 @@ pub unsafe fn getsockopt(
 /// `setsockopt(2)`. A user-level socket is demoted: only the kernel implements options.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's. `ENOBUFS`: the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that `value` leads to is not being written.
@@ -503,7 +512,7 @@ pub unsafe fn setsockopt(
     value: *const libc::c_void,
     size: libc::socklen_t,
 ) -> Result<(), Errno> {
-    demote_socket(fd);
+    demote_socket(fd)?;
     // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
     unsafe { call!(SYS_setsockopt, programs(fd), level, option, value, size) }.map(drop)
 }
@@ -511,7 +520,7 @@ pub unsafe fn setsockopt(
 /// `sendmmsg(2)`. A user-level socket is demoted: only the kernel sends several messages by one call.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's. `ENOBUFS`: the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that the messages lead to is not being written, and nobody else uses the messages.
@@ -521,7 +530,7 @@ pub unsafe fn sendmmsg(
     count: u32,
     flags: i32,
 ) -> Result<usize, Errno> {
-    demote_socket(fd);
+    demote_socket(fd)?;
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     unsafe { call!(SYS_sendmmsg, programs(fd), messages, count, flags) }
 }
@@ -529,7 +538,7 @@ pub unsafe fn sendmmsg(
 /// `recvmmsg(2)`. A user-level socket is demoted: only the kernel receives several messages by one call.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's. `ENOBUFS`: the socket cannot be demoted.
 ///
 /// # Safety
 /// Memory that the pointers lead to is the caller's, and nobody else uses it.
@@ -540,14 +549,18 @@ pub unsafe fn recvmmsg(
     flags: i32,
     limit: *mut libc::timespec,
 ) -> Result<usize, Errno> {
-    demote_socket(fd);
+    demote_socket(fd)?;
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     unsafe { call!(SYS_recvmmsg, programs(fd), messages, count, flags, limit) }
 }
 
-/// Demotes a user-level socket. The kernel socket behind one that cannot be demoted answers in its stead.
-fn demote_socket(fd: RawFd) {
-    if table::is_socket(fd) {
-        let _ = demote(fd);
+/// Demotes the object if it is a user-level socket.
+///
+/// # Errors
+/// `ENOBUFS`: it cannot be demoted.
+fn demote_socket(fd: RawFd) -> Result<(), Errno> {
+    if table::is_socket(fd) && demote(fd).is_err() && table::is_socket(fd) {
+        return Err(Errno::NOBUFS);
     }
+    Ok(())
 }

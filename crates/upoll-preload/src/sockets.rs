@@ -224,52 +224,54 @@ unsafe fn setsockopt_body(
     give(unsafe { upoll_fds::setsockopt(fd, level, option, value, size) })
 }
 
-/// Demotes the objects of the fds that a message carries.
+/// Demotes the objects of the fds that a message carries. Returns whether the kernel may send the message: a call that
+/// sends several ends at one that it refuses.
 ///
 /// # Errors
 /// `EBADF`: one of them is an own fd.
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
-unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
+unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
     /// The largest number of fds in a message (`SCM_MAX_FD`).
     const MOST_FDS: usize = 253;
     if !plain_sets::may_name_any() {
         // It may carry an own fd, but the check would cost a system call.
-        return Ok(());
+        return Ok(true);
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
-        return Ok(());
+        return Ok(false);
     };
     // The kernel's call fails with `ENOBUFS`, and sums of such lengths wrap.
     if copy.msg_controllen > i32::MAX as usize {
-        return Ok(());
+        return Ok(false);
     }
     // The C library's macros would read a header beyond the end of the memory. The walk ends at a
     // malformed message, for which the kernel's call fails.
     let head = size_of::<libc::cmsghdr>();
-    let mut at = 0;
+    let (mut at, mut carried) = (0, 0);
     while copy.msg_controllen.saturating_sub(at) >= head {
         let place = copy.msg_control.wrapping_byte_add(at);
         // SAFETY: as above.
         let Ok(header) = (unsafe { upoll_fds::read_memory(place.cast::<libc::cmsghdr>()) }) else {
-            return Ok(());
+            return Ok(false);
         };
         let size = header.cmsg_len;
         if size < head || size > copy.msg_controllen - at {
-            return Ok(());
+            return Ok(false);
         }
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
             let fds = (size - head) / size_of::<c_int>();
-            if fds > MOST_FDS {
-                return Ok(());
+            carried += fds;
+            if carried > MOST_FDS {
+                return Ok(false);
             }
             for index in 0..fds {
                 let place = place.wrapping_byte_add(head).cast::<c_int>();
                 // SAFETY: as above.
                 let Ok(fd) = (unsafe { upoll_fds::read_memory(place.wrapping_add(index)) }) else {
-                    return Ok(());
+                    return Ok(false);
                 };
                 if own_fds::is_own(fd) {
                     return Err(Errno::BADF);
@@ -279,7 +281,7 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
         }
         at += size.next_multiple_of(align_of::<usize>());
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Returns whether a message is sent by a user-level socket, or carries an own fd. Otherwise the call is
@@ -320,7 +322,8 @@ unsafe fn demote_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_ui
         match unsafe { demote_rights(header.cast()) } {
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => return Ok(at),
-            Ok(()) => {}
+            Ok(true) => {}
+            Ok(false) => break,
         }
     }
     Ok(count)
@@ -331,7 +334,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     // SAFETY: the caller's contract.
     let demoted = unsafe { demote_rights(message) };
     // SAFETY: as above.
-    give_size(demoted.and_then(|()| unsafe { upoll_fds::sendmsg(fd, message, flags) }))
+    give_size(demoted.and_then(|_| unsafe { upoll_fds::sendmsg(fd, message, flags) }))
 }
 
 #[doc = "`sendmmsg(2)`"]

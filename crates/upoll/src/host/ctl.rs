@@ -125,7 +125,7 @@ impl EpollBackend {
         change: KernelCtl,
     ) -> Result<(), Errno> {
         if op == Op::Add && !self.listed.has_room(fd) {
-            // The room grows with the fd, and a program may pass any number.
+            // The room grows with the fd, and one that is closed may be any number.
             kernel::check_open(fd)?;
             self.listed.prepare(fd)?;
         }

@@ -307,11 +307,11 @@ pub(super) fn has_cookie(_: RawFd, _: u64) -> Option<bool> {
     None
 }
 
-/// The inode of an open file. Sets have one together.
 pub(super) fn check_open(fd: RawFd) -> Result<(), Errno> {
     Used::of(fd).map(drop)
 }
 
+/// The inode of an open file. Sets have one together.
 pub(super) fn inode(fd: RawFd) -> Option<u64> {
     let used = Used::of(fd).ok()?;
     match used.kind {

@@ -99,7 +99,7 @@ pub fn in_child(body: impl FnOnce()) {
             // SAFETY: the calls take no pointers.
             unsafe {
                 libc::alarm(LIMIT);
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
             }
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 if !can_start_threads() {
