@@ -1,7 +1,7 @@
 //! Two tasks wake each other alternately, on one thread or in a pool of threads, with upoll's objects and with tokio's `Notify`.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
@@ -81,24 +81,26 @@ fn notify() -> Pair {
     })
 }
 
-/// Two tasks that wake each other by eventfds, and wait by `$wait`, which reads the eventfd. It is a macro because
-/// no bound makes the future of an `AsyncFn` one that is `Send`.
+/// Two tasks that wake each other by eventfds. Each has what `$prepare` makes of the eventfd it waits for, and waits for it
+/// by `$wait`, which reads the eventfd. It is a macro because no bound makes the future of an `AsyncFn` one that is `Send`.
 macro_rules! eventfds {
-    ($wait:path) => {{
+    ($prepare:expr, $wait:expr) => {{
         let [ping, pong] = [Arc::new(EventFd::new(0)?), Arc::new(EventFd::new(0)?)];
         let pair: Pair = Box::new(move |times| {
             let [(ping, pong), (pinged, ponged)] =
                 [(); 2].map(|()| (Arc::clone(&ping), Arc::clone(&pong)));
             [
                 Box::pin(async move {
+                    let mut kept = pin!($prepare(&pong));
                     for _ in 0..times {
                         ping.try_write(1).expect("it was read");
-                        $wait(&pong).await;
+                        $wait(&pong, kept.as_mut()).await;
                     }
                 }),
                 Box::pin(async move {
+                    let mut kept = pin!($prepare(&pinged));
                     for _ in 0..times {
-                        $wait(&pinged).await;
+                        $wait(&pinged, kept.as_mut()).await;
                         ponged.try_write(1).expect("it was read");
                     }
                 }),
@@ -108,13 +110,23 @@ macro_rules! eventfds {
     }};
 }
 
-async fn ready(counter: &EventFd) {
-    let ready = Readiness::new(counter, Events::IN).expect("a counter");
-    ready.await;
+fn nothing(_: &EventFd) {}
+
+fn readiness(counter: &EventFd) -> Readiness {
+    Readiness::new(counter, Events::IN).expect("a counter")
+}
+
+async fn new_readiness(counter: &EventFd, _: Pin<&mut ()>) {
+    readiness(counter).await;
     counter.try_read().expect("nobody else reads");
 }
 
-async fn read(counter: &EventFd) {
+async fn kept_readiness(counter: &EventFd, kept: Pin<&mut Readiness>) {
+    kept.await;
+    counter.try_read().expect("nobody else reads");
+}
+
+async fn read(counter: &EventFd, _: Pin<&mut ()>) {
     counter.read_async().await.expect("read");
 }
 
@@ -168,13 +180,19 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
     for (what, run_on, target) in executors {
         let sides = &mut [
             run_on(notify())?,
-            run_on(eventfds!(ready))?,
-            run_on(eventfds!(read))?,
+            run_on(eventfds!(nothing, new_readiness))?,
+            run_on(eventfds!(readiness, kept_readiness))?,
+            run_on(eventfds!(nothing, read))?,
         ];
-        let [notify, ready, read] = &interleave(sides, effort)[..] else {
+        let [notify, new, kept, read] = &interleave(sides, effort)[..] else {
             unreachable!("each side has its series");
         };
-        for (call, target, series) in [("Readiness", target, ready), ("read_async", None, read)] {
+        let calls = [
+            ("a new Readiness each", target, new),
+            ("a kept Readiness", target, kept),
+            ("read_async", None, read),
+        ];
+        for (call, target, series) in calls {
             let row = Row {
                 name: NAME,
                 what: format!("{what}, {call}").into(),
