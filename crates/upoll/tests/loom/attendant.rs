@@ -27,7 +27,7 @@ fn adds(set: &Epoll, source: &Source) -> thread::JoinHandle<()> {
     })
 }
 
-/// Lets time pass until the attendants have ended.
+/// Waits for the end of the attendants, as time passes.
 fn all_leave() {
     pass_time();
     join_attendants();
@@ -46,24 +46,26 @@ impl Waiter {
     }
 }
 
-fn an_event_of_a_member() {
-    model(3, || {
-        let (set, source) = set_with_source();
-        let waiter = Waiter::in_set(&set);
-        source.set_readable(true);
-        waiter.hears();
-        drop(waiter);
-        all_leave();
-    });
+/// An event comes, of which the waiter hears before it ends.
+fn hears_and_ends(waiter: Waiter, source: &Source) {
+    source.set_readable(true);
+    waiter.hears();
+    drop(waiter);
+    all_leave();
 }
 
 #[test]
 fn a_callback_learns_of_an_event_of_a_kernel_member() {
-    an_event_of_a_member();
+    model(3, || {
+        let (set, source) = set_with_source();
+        let waiter = Waiter::in_set(&set);
+        hears_and_ends(waiter, &source);
+    });
 }
 
 /// The second event comes after a harvest, as the attendant may still be busy with the first.
-fn two_events_of_a_member() {
+#[test]
+fn a_callback_learns_of_an_event_after_a_harvest() {
     model(3, || {
         let (set, source) = set_with_source();
         let waiter = Waiter::in_set(&set);
@@ -81,48 +83,30 @@ fn two_events_of_a_member() {
 }
 
 #[test]
-fn a_callback_learns_of_an_event_after_a_harvest() {
-    two_events_of_a_member();
-}
-
-fn an_event_of_a_member_of_a_set_below() {
+fn a_callback_learns_of_an_event_of_a_kernel_member_in_a_set_below() {
     model(2, || {
         let (below, source) = set_with_source();
         let set = set_of(&below, IN);
         let waiter = Waiter::in_set(&set);
-        source.set_readable(true);
-        waiter.hears();
-        drop(waiter);
-        all_leave();
+        hears_and_ends(waiter, &source);
     });
 }
 
-#[test]
-fn a_callback_learns_of_an_event_of_a_kernel_member_in_a_set_below() {
-    an_event_of_a_member_of_a_set_below();
-}
-
 /// Each side publishes, then checks for the other.
-fn registering_against_the_first_kernel_member() {
+#[test]
+fn a_callback_that_begins_as_the_first_kernel_member_is_added_learns_of_its_events() {
     model(2, || {
         let (set, source) = (Epoll::new().unwrap(), Source::new());
         let adding = adds(&set, &source);
         let waiter = Waiter::in_set(&set);
         adding.join().unwrap();
-        source.set_readable(true);
-        waiter.hears();
-        drop(waiter);
-        all_leave();
+        hears_and_ends(waiter, &source);
     });
 }
 
-#[test]
-fn a_callback_that_begins_as_the_first_kernel_member_is_added_learns_of_its_events() {
-    registering_against_the_first_kernel_member();
-}
-
 /// If the registration begins after the end of its callback, the thread that begins it ends it.
-fn an_end_against_the_first_kernel_member() {
+#[test]
+fn a_callback_that_ends_as_the_first_kernel_member_is_added_leaves_no_registration() {
     model(2, || {
         let (set, source) = (Epoll::new().unwrap(), Source::new());
         let waiter = Waiter::in_set(&set);
@@ -135,33 +119,22 @@ fn an_end_against_the_first_kernel_member() {
     });
 }
 
-#[test]
-fn a_callback_that_ends_as_the_first_kernel_member_is_added_leaves_no_registration() {
-    an_end_against_the_first_kernel_member();
-}
-
 /// The first callback ends as a second one begins.
-fn registering_against_the_end_of_the_last() {
+#[test]
+fn a_callback_that_begins_as_another_ends_learns_of_events() {
     model(2, || {
         let (set, source) = set_with_source();
         let first = Waiter::in_set(&set);
         let ending = thread::spawn(move || drop(first));
         let second = Waiter::in_set(&set);
         ending.join().unwrap();
-        source.set_readable(true);
-        second.hears();
-        drop(second);
-        all_leave();
+        hears_and_ends(second, &source);
     });
 }
 
-#[test]
-fn a_callback_that_begins_as_another_ends_learns_of_events() {
-    registering_against_the_end_of_the_last();
-}
-
 /// Two callbacks begin and end at a time. The one that is the last ends the registration.
-fn two_callbacks_that_come_and_go() {
+#[test]
+fn the_last_of_two_callbacks_ends_the_registration() {
     model(2, || {
         let (set, source) = set_with_source();
         let other = set.clone();
@@ -173,50 +146,32 @@ fn two_callbacks_that_come_and_go() {
     });
 }
 
-#[test]
-fn the_last_of_two_callbacks_ends_the_registration() {
-    two_callbacks_that_come_and_go();
-}
-
 /// The attendant finds that nothing has been registered for a second, as something is.
-fn registering_against_the_end_of_the_attendant() {
+#[test]
+fn a_callback_that_begins_as_the_attendant_ends_learns_of_events() {
     model(2, || {
         let source = Source::new();
         drop(Waiter::at_source(&source));
         let passing = thread::spawn(pass_time);
         let waiter = Waiter::at_source(&source);
         passing.join().unwrap();
-        source.set_readable(true);
-        waiter.hears();
-        drop(waiter);
-        all_leave();
-    });
-}
-
-#[test]
-fn a_callback_that_begins_as_the_attendant_ends_learns_of_events() {
-    registering_against_the_end_of_the_attendant();
-}
-
-fn an_event_of_a_kernel_fd() {
-    model(3, || {
-        let source = Source::new();
-        let waiter = Waiter::at_source(&source);
-        source.set_readable(true);
-        waiter.hears();
-        drop(waiter);
-        assert_eq!(source.number_of_watchers(), 0);
-        all_leave();
+        hears_and_ends(waiter, &source);
     });
 }
 
 #[test]
 fn a_callback_learns_of_an_event_of_a_kernel_fd() {
-    an_event_of_a_kernel_fd();
+    model(3, || {
+        let source = Source::new();
+        let waiter = Waiter::at_source(&source);
+        hears_and_ends(waiter, &source);
+        assert_eq!(source.number_of_watchers(), 0);
+    });
 }
 
 /// An event comes as the callback ends.
-fn an_event_against_the_end_of_its_callback() {
+#[test]
+fn an_event_that_comes_as_its_callback_ends_finds_nobody() {
     model(3, || {
         let (set, source) = set_with_source();
         let waiters = (Waiter::in_set(&set), Waiter::at_source(&source));
@@ -226,9 +181,4 @@ fn an_event_against_the_end_of_its_callback() {
         assert_eq!(harvest(&set), 1);
         all_leave();
     });
-}
-
-#[test]
-fn an_event_that_comes_as_its_callback_ends_finds_nobody() {
-    an_event_against_the_end_of_its_callback();
 }
