@@ -1,7 +1,16 @@
 /* select(2): the bits of the three sets that it checks, counts and writes. */
 #include "check.h"
 
+#include <limits.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+
+/* libupoll has no raw system calls. */
+#if defined SYS_select && !defined UPOLL_REDIRECT
+#define SYSTEM_CALLS 1
+#else
+#define SYSTEM_CALLS 0
+#endif
 
 static struct timeval now(void)
 {
@@ -25,6 +34,57 @@ static void only(fd_set *set, int one, int other)
 		FD_SET(one, set);
 	if (other >= 0)
 		FD_SET(other, set);
+}
+
+/* The C library reads 32 bits of the microseconds, cuts a time that is too long, and writes back what it has made of it.
+ * The system call, where there is one, does none of this. */
+static void limits_of_any_size(int ready)
+{
+	static const struct {
+		long seconds, microseconds;
+		/* Of the function, then of the system call: whether it succeeds, and the most seconds that may be left. */
+		struct {
+			int succeeds;
+			long left;
+		} by[2];
+	} limits[] = {
+		{0, 1L << 32, {{1, 0}, {1, 4294}}},
+		{0, (1L << 32) + 5, {{1, 0}, {1, 4294}}},
+		{5, (1L << 32) + 2000000, {{1, 6}, {1, 4301}}},
+		{0, INT32_MAX, {{1, 2147}, {1, 2147}}},
+		{0, INT32_MAX + 1L, {{0, 0}, {1, 2147}}},
+		{0, LONG_MAX, {{0, 0}, {1, LONG_MAX / 1000000}}},
+		{0, LONG_MIN, {{1, 0}, {0, 0}}},
+		{0, -1, {{0, 0}, {0, 0}}},
+		{-1, 0, {{0, 0}, {0, 0}}},
+		{LONG_MAX - 1, 1000000, {{1, LONG_MAX}, {1, LONG_MAX}}},
+		{LONG_MAX, 1000000, {{1, LONG_MAX}, {0, LONG_MAX}}},
+		{LONG_MAX, LONG_MAX, {{0, LONG_MAX}, {0, LONG_MAX}}},
+	};
+	size_t each;
+	int by, result;
+	for (each = 0; each < sizeof limits / sizeof *limits; each++)
+		for (by = 0; by < SYSTEM_CALLS + 1; by++) {
+			struct timeval time = {limits[each].seconds, limits[each].microseconds};
+			long left = limits[each].by[by].left;
+			fd_set in;
+			only(&in, ready, -1);
+#if SYSTEM_CALLS
+			if (by)
+				result = (int)syscall(SYS_select, ready + 1, &in, NULL, NULL, &time);
+			else
+#endif
+				result = select(ready + 1, &in, NULL, NULL, &time);
+			if (limits[each].by[by].succeeds) {
+				CHECK(result == 1 && FD_ISSET(ready, &in));
+				CHECK(time.tv_sec <= left && time.tv_sec >= left / 2);
+				CHECK(time.tv_usec >= 0 && time.tv_usec < 1000000);
+			} else {
+				CHECK(result == -1 && errno == EINVAL);
+				CHECK(time.tv_sec == limits[each].seconds);
+				CHECK(time.tv_usec == limits[each].microseconds);
+			}
+		}
 }
 
 int main(void)
@@ -93,10 +153,7 @@ int main(void)
 	time.tv_sec = 1000;
 	FAILS(select(-1, &in, NULL, NULL, &time), EINVAL);
 	CHECK(time.tv_sec < 1000);
-	/* Microseconds are added to the seconds, if those have room. */
-	only(&in, ready, -1);
-	time.tv_sec = time.tv_usec = INT64_MAX;
-	FAILS(select(ready + 1, &in, NULL, NULL, &time), EINVAL);
+	limits_of_any_size(ready);
 
 	/* A closed fd fails the call, and no set is written. */
 	only(&in, ready, high + 1);

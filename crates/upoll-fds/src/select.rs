@@ -22,12 +22,15 @@ pub type UserSets = [*mut libc::fd_set; 3];
 
 const WORD: usize = c_ulong::BITS as usize;
 
-/// `select(2)`: `sets` are those for reading, writing and exceptional conditions. The remaining
-/// time is written to `timeout`.
+/// `select(2)` as the C library's function is: `sets` are those for reading, writing and exceptional conditions. The
+/// remaining time is written to `timeout`.
+///
+/// Like glibc from 2.34 on, reads 32 bits of the microseconds, and cuts a time that is too long. [`raw_select`] is the
+/// system call, which does neither.
 ///
 /// # Errors
 /// - `EFAULT`: `timeout` or a set cannot be read or written.
-/// - `EINVAL`: a time that is negative or too large for its seconds, or `n` is negative.
+/// - `EINVAL`: a time that is negative, or `n` is negative.
 /// - `EBADF`: an fd in the sets is not open.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
@@ -36,7 +39,39 @@ const WORD: usize = c_ulong::BITS as usize;
 /// # Safety
 /// Memory that the pointers lead to is the caller's, and nobody else uses it.
 pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Result<usize, Errno> {
-    let mut limit = Timeout::NEVER;
+    if timeout.is_null() {
+        // SAFETY: the caller's contract.
+        return unsafe { select_for(n, sets, None, timeout) };
+    }
+    // SAFETY: the caller's contract.
+    let libc::timeval { tv_sec, tv_usec } = unsafe { memory::read(timeout) }?;
+    #[expect(clippy::cast_possible_truncation, reason = "as in the C library")]
+    let microseconds = u32::try_from(tv_usec as i32).map_err(|_| Errno::INVAL)?;
+    let seconds = u64::try_from(tv_sec).map_err(|_| Errno::INVAL)?;
+    let time = Duration::from_secs(seconds) + Duration::from_micros(microseconds.into());
+    let time = time.min(LONGEST);
+    if time.is_zero() {
+        // The C library writes the time that it has passed to the kernel, which leaves a limit of zero alone.
+        // SAFETY: the caller's contract.
+        unsafe { write_time(timeout, time) };
+    }
+    // SAFETY: as above.
+    unsafe { select_for(n, sets, Some(time), timeout) }
+}
+
+/// `select(2)` as the system call is. All bits of the microseconds count.
+///
+/// # Errors
+/// As [`select`]. `EINVAL` also: a time that is too large for its seconds.
+///
+/// # Safety
+/// As [`select`].
+pub unsafe fn raw_select(
+    n: i32,
+    sets: UserSets,
+    timeout: *mut libc::timeval,
+) -> Result<usize, Errno> {
+    let mut limit = None;
     if !timeout.is_null() {
         // SAFETY: the caller's contract.
         let timeout = unsafe { memory::read(timeout) }?;
@@ -45,23 +80,48 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
         // Microseconds may be more than a second.
         let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(microseconds));
         libc::time_t::try_from(time.as_secs()).map_err(|_| Errno::INVAL)?;
-        limit = time.into();
+        limit = Some(time);
     }
+    // SAFETY: the caller's contract.
+    unsafe { select_for(n, sets, limit, timeout) }
+}
+
+/// The longest time that the C library passes to the kernel.
+const LONGEST: Duration = Duration::new(libc::time_t::MAX as u64, 999_999_000);
+
+/// Selects, and writes the remaining time to `timeout`, unless `given` is zero or no limit.
+///
+/// # Safety
+/// As [`select`].
+unsafe fn select_for(
+    n: i32,
+    sets: UserSets,
+    given: Option<Duration>,
+    timeout: *mut libc::timeval,
+) -> Result<usize, Errno> {
+    let mut limit = given.map_or(Timeout::NEVER, Timeout::from);
     // Like the kernel, leaves a limit of zero alone.
-    let given = limit.limit().filter(|limit| !limit.is_zero());
+    let given = given.filter(|given| !given.is_zero());
     // SAFETY: the caller's contract.
     let ready = unsafe { select_masked(n, sets, &mut limit, None) };
     if let (Some(given), Some(left)) = (given, limit.limit()) {
         // A call that is over at once does not read the clock, but takes some time: a loop that goes by the rest ends.
         let left = left.min(given.saturating_sub(Duration::from_nanos(1)));
-        let left = libc::timeval {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_usec: left.subsec_micros().into(),
-        };
         // SAFETY: as above.
-        unsafe { memory::write_if_possible(timeout, left) };
+        unsafe { write_time(timeout, left) };
     }
     ready
+}
+
+/// # Safety
+/// As [`select`].
+unsafe fn write_time(timeout: *mut libc::timeval, time: Duration) {
+    let time = libc::timeval {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_usec: time.subsec_micros().into(),
+    };
+    // SAFETY: the caller's contract.
+    unsafe { memory::write_if_possible(timeout, time) };
 }
 
 /// `pselect(2)`, with the size of the signal mask as the system call has it. `timeout` is not

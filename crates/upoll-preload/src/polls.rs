@@ -288,6 +288,16 @@ pub(crate) unsafe fn pselect(
     }
 }
 
+/// `select(2)` as the system call is: all bits of the microseconds count.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn raw_select(n: c_int, sets: UserSets, timeout: *mut timeval) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_select(n, sets);
+        give(upoll_fds::raw_select(n, sets, timeout))
+    }
+}
+
 /// `pselect(2)` as the system call is: the mask comes with its size, and what is left of `timeout` is
 /// written to it.
 pub(crate) unsafe fn raw_pselect(

@@ -352,7 +352,8 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             }
             libc::SYS_poll => c_long::from(polls::poll(a.ptr(), b as _, c.int())),
             libc::SYS_select => {
-                c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
+                let sets = [b.ptr(), c.ptr(), d.ptr()];
+                c_long::from(polls::raw_select(a.int(), sets, e.ptr()))
             }
             libc::SYS_pipe if settings::is_user_level(Call::Pipe) => {
                 c_long::from(files::pipe(a.ptr()))

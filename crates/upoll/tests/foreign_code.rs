@@ -64,6 +64,85 @@ fn a_poll_that_panics_in_add_leaves_no_waiter_behind() {
     assert!(set.is_empty());
 }
 
+/// An object that runs a closure in its next `poll`, once it has registered with its queues.
+#[cfg(feature = "std")]
+#[derive(Default)]
+struct Interrupted {
+    queues: [WaitQueue; 2],
+    is_ready: AtomicBool,
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+#[cfg(feature = "std")]
+impl Pollable for Interrupted {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        for queue in &self.queues {
+            table.register(queue);
+        }
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        if let Some(run) = meanwhile {
+            run();
+        }
+        match self.is_ready.load(Ordering::Relaxed) {
+            true => Events::IN,
+            false => Events::empty(),
+        }
+    }
+}
+
+/// Has the `poll` of an ADD panic after a wakeup of one of two queues has chosen the new item. Another set waits exclusively
+/// for the same event. `as_batch` makes the ADD in a batch.
+#[cfg(feature = "std")]
+fn an_add_that_takes_a_wakeup_and_breaks(queue: usize, as_batch: bool) {
+    use upoll::CtlCommand;
+
+    let exclusive = Event::new(Events::IN | Events::EXCLUSIVE, 0);
+    let file = File::new(Interrupted::default());
+    let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
+    let told = Arc::new(AtomicUsize::new(0));
+    let end = EventFd::new(0).unwrap();
+    first.add(&end, IN).unwrap();
+    // Only a set in which a thread sleeps takes an exclusive wakeup.
+    let sleeping = first.clone();
+    let (sleeper, _) = threads::asleep(move || {
+        let limit = std::time::Duration::from_secs(60);
+        sleeping.wait(&mut [Event::default()], limit).unwrap()
+    });
+    let counted = told.clone();
+    let (_awaits, _) = Watch::new(&second, Events::IN, move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    })
+    .unwrap();
+    let (set, source) = (second.clone(), file.clone());
+    *file.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        // It stands behind the item of the first set, which the wakeup chooses.
+        set.add(&source, exclusive).unwrap();
+        source.is_ready.store(true, Ordering::Relaxed);
+        assert_eq!(source.queues[queue].wake(Events::IN), 1);
+        panic!("poll breaks");
+    }));
+    assert!(panics(|| match as_batch {
+        true => _ = first.ctl_batch(&mut [CtlCommand::add(&file, exclusive)]),
+        false => first.add(&file, exclusive).unwrap(),
+    }));
+    assert_eq!(first.len(), 1);
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert_eq!((harvest(&first), harvest(&second)), (0, 1));
+    end.try_write(1).unwrap();
+    assert_eq!(sleeper.join().unwrap(), 1);
+}
+
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
+fn an_exclusive_wakeup_that_an_add_takes_before_its_poll_panics_goes_to_the_next_waiter() {
+    for queue in 0..2 {
+        for as_batch in [false, true] {
+            an_add_that_takes_a_wakeup_and_breaks(queue, as_batch);
+        }
+    }
+}
+
 /// Without `std` a panic cannot be caught.
 #[cfg(feature = "std")]
 #[test]

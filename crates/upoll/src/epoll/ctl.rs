@@ -49,6 +49,13 @@ impl PassOn {
             return;
         }
         // SAFETY: `file` keeps the object alive that the queue is part of.
+        unsafe { self.forward(key) };
+    }
+
+    /// # Safety
+    /// The object that the queue is part of is alive.
+    unsafe fn forward(&self, key: Events) {
+        // SAFETY: the caller's contract.
         let queue = unsafe { self.queue.as_ref() };
         if self.rotating {
             queue.pass_on_in_turn(key);
@@ -92,6 +99,18 @@ impl Forgotten {
     pub(super) fn finish(self) {
         if let Some(pass_on) = self.pass_on {
             pass_on.run(&self.file);
+        }
+    }
+
+    /// The same for a file whose `poll` has panicked. Another panic on the way out would end the process, so the file is
+    /// not polled. The next waiter polls it, and may find nothing.
+    ///
+    /// No foreign code runs if somebody else holds the file, so the set's lock may be held.
+    fn finish_unpolled(self) {
+        if let Some(pass_on) = self.pass_on {
+            let key = pass_on.interest & (Events::IN | Events::OUT);
+            // SAFETY: `file` keeps the object alive that the queue is part of.
+            unsafe { pass_on.forward(key) };
         }
     }
 }
@@ -711,12 +730,17 @@ struct Hooking<'a> {
 
 impl Drop for Hooking<'_> {
     fn drop(&mut self) {
+        // A wake may have chosen it meanwhile.
+        let mut claim = Set::unhook(self.inner, self.item);
         for extra in &self.extras {
-            extra.entry.unhook();
+            claim = extra.entry.unhook().or(claim);
         }
-        Set::unhook(self.inner, self.item);
-        // The caller of ADD holds the file, so its object does not end here.
-        self.set.forget(self.inner, self.item, None, &mut None);
+        let mut left = None;
+        self.set.forget(self.inner, self.item, claim, &mut left);
+        if let Some(left) = left {
+            // The caller of ADD holds the file, and runs the callbacks of this wakeup when the set's lock is free.
+            left.finish_unpolled();
+        }
     }
 }
 
