@@ -57,6 +57,7 @@ static void limits_of_any_size(int ready)
 		{0, LONG_MIN, {{1, 0}, {0, 0}}},
 		{0, -1, {{0, 0}, {0, 0}}},
 		{-1, 0, {{0, 0}, {0, 0}}},
+		{-1, 3000000, {{0, 0}, {1, 2}}},
 		{LONG_MAX - 1, 1000000, {{1, LONG_MAX}, {1, LONG_MAX}}},
 		{LONG_MAX, 1000000, {{1, LONG_MAX}, {0, LONG_MAX}}},
 		{LONG_MAX, LONG_MAX, {{0, LONG_MAX}, {0, LONG_MAX}}},

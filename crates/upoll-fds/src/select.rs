@@ -75,12 +75,12 @@ pub unsafe fn raw_select(
     if !timeout.is_null() {
         // SAFETY: the caller's contract.
         let timeout = unsafe { memory::read(timeout) }?;
-        let microseconds = u64::try_from(timeout.tv_usec).map_err(|_| Errno::INVAL)?;
-        let seconds = u64::try_from(timeout.tv_sec).map_err(|_| Errno::INVAL)?;
-        // Microseconds may be more than a second.
-        let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(microseconds));
-        libc::time_t::try_from(time.as_secs()).map_err(|_| Errno::INVAL)?;
-        limit = Some(time);
+        // Microseconds may be more than a second, and make up for negative seconds. The sum wraps (`kern_select`).
+        let seconds = timeout.tv_sec.wrapping_add(timeout.tv_usec / 1_000_000);
+        let seconds = u64::try_from(seconds).map_err(|_| Errno::INVAL)?;
+        let microseconds =
+            u32::try_from(timeout.tv_usec % 1_000_000).map_err(|_| Errno::INVAL)?;
+        limit = Some(Duration::new(seconds, microseconds * 1_000));
     }
     // SAFETY: the caller's contract.
     unsafe { select_for(n, sets, limit, timeout) }
