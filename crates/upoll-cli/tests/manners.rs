@@ -212,39 +212,97 @@ fn statistics_take_a_fifo_that_nobody_reads_and_a_run_without_its_program_create
     assert!(!Path::new(&file).exists());
 }
 
+/// Returns a file of this workspace.
+fn source(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path);
+    fs::read_to_string(path).expect("it is part of the workspace")
+}
+
+/// Returns the names of the commands, but of `help`, which has no page.
+fn commands() -> Vec<String> {
+    let help = printed("--help");
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = lines.map_while(|line| line.split_whitespace().next());
+    let names = names.filter(|&name| name != "help");
+    names.map(str::to_owned).collect()
+}
+
+/// Returns the options of `command`, without the dashes.
+fn options(command: &str) -> Vec<String> {
+    let help = printed(&format!("{command} --help"));
+    let options = help.lines().filter_map(|line| {
+        let option = line
+            .trim_start()
+            .trim_start_matches("-h, ")
+            .strip_prefix("--")?;
+        option.split([' ', '[', '=', '.']).next()
+    });
+    options.map(str::to_owned).collect()
+}
+
 #[test]
-fn each_option_is_in_the_manual_page_and_the_completions() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../man/man1/upoll.1");
-    let page = fs::read_to_string(page)
-        .expect("the page")
-        .replace("\\-", "-");
+fn each_command_and_option_is_in_a_manual_page_and_the_completions() {
+    let page = source("man/man1/upoll.1");
     let bash = printed("completions bash");
     for shell in ["zsh", "fish"] {
-        assert!(printed(&format!("completions {shell}")).contains("upoll"));
+        let script = printed(&format!("completions {shell}"));
+        assert!(
+            script.contains("upoll") && !script.contains("manual"),
+            "{script}"
+        );
     }
-    for command in ["run", "bench", "demo", "soak", "top", "completions"] {
+    for command in commands() {
         assert!(page.contains(&format!(".Cm {command}\n")), "{command}");
-        assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(command));
-        let help = printed(&format!("{command} --help"));
-        // Options begin a line; `--help` itself is the page's subject.
-        let options = help.lines().filter_map(|line| {
-            let option = line
-                .trim_start()
-                .trim_start_matches("-h, ")
-                .strip_prefix("--")?;
-            option.split([' ', '[', '=', '.']).next()
-        });
-        for option in options.filter(|&option| option != "help") {
-            assert!(page.contains(&format!("Fl -{option}")), "--{option}");
+        assert!(
+            page.contains(&format!(".Xr upoll-{command} 1")),
+            "{command}"
+        );
+        assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(&command));
+        let own = printed(&format!("manual {command}")).replace("\\-", "-");
+        assert!(own.contains(&format!(".TH upoll-{command} 1 ")), "{own}");
+        for option in options(&command) {
+            assert!(
+                own.contains(&format!("\\fB--{option}\\fR")),
+                "--{option}: {own}"
+            );
             assert!(bash.contains(&format!("--{option}")), "--{option}");
         }
     }
-    // And the page describes no option that there is not.
-    for word in page
-        .lines()
-        .filter_map(|line| line.strip_prefix(".It Fl -"))
-    {
-        let option = word.split(' ').next().expect("a word");
-        assert!(bash.contains(&format!("--{option}")), "--{option}");
+    // And the page names no option that there is not.
+    let named = page.split("Fl \\-").skip(1);
+    for option in named.filter_map(|rest| rest.split(char::is_whitespace).next()) {
+        let option = format!("--{}", option.replace('\\', ""));
+        assert!(option == "--" || bash.contains(&option), "{option}");
     }
+}
+
+#[test]
+fn the_page_of_each_command_is_installed() {
+    let makefile = source("Makefile");
+    let installed = makefile
+        .lines()
+        .find_map(|line| line.strip_prefix("COMMANDS := "));
+    let mut installed: Vec<_> = installed.expect("a list").split_whitespace().collect();
+    let mut commands = commands();
+    installed.sort_unstable();
+    commands.sort_unstable();
+    assert_eq!(installed, commands);
+    assert!(!output("manual nothing").status.success());
+}
+
+#[test]
+fn paragraphs_and_lists_of_a_help_text_stay_apart_in_its_page() {
+    let run = printed("manual run");
+    assert!(
+        run.contains("\n.IP\nA process reports when it ends"),
+        "{run}"
+    );
+    let bench = printed("manual bench");
+    assert!(
+        bench.contains("\n.br\n\\- many changes in one call:\n    batch\n"),
+        "{bench}"
+    );
+    assert!(!run.contains("\n\n") && !bench.contains("\n\n"));
 }

@@ -46,29 +46,36 @@ use crate::run::fair::Policy;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     #[arg(
+        value_name = "NAME",
         value_parser = PossibleValuesParser::new(names()),
         hide_possible_values = true,
         help = "What to measure; everything if nothing is named (--help lists the names)",
         long_help = names_help()
     )]
     names: Vec<String>,
-    /// Measure only these servers in `fair`; `ci/fair-servers` installs them.
+    /// Measures only these servers in `fair`; `ci/fair-servers` installs them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
     servers: Vec<String>,
-    /// Measure `fair` with these policies of `upoll run --fair`.
+    /// Measures `fair` with these policies of `upoll run --fair`.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = DEFAULT_POLICY)]
     policies: Vec<String>,
-    /// Have each worker of a server in `fair` answer this many requests before the first load; 0 measures cold workers.
+    /// Warms each worker of a server in `fair` by this many requests before the first load; 0 measures cold workers.
+    ///
+    /// The requests come at full load. They are at most eight times those that this takes with equal shares.
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=100_000), default_value_t = fair::WARM_UP)]
     warm_up: u64,
-    /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
+    /// Measures less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
     quick: bool,
-    /// Also write every figure of every batch to this file, as JSON.
+    /// Also writes every figure of every batch to this file, as JSON.
+    ///
+    /// The file is opened before the run: one that cannot be written is an error then.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write the tables, with plots, to this file, as one page for a browser.
+    /// Also writes the tables, with plots, to this file, as one page for a browser.
+    ///
+    /// The file is opened before the run: one that cannot be written is an error then.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -146,7 +153,7 @@ fn names_help() -> String {
     let mut help = "What to measure; everything if nothing is named:".to_owned();
     for (about, names) in groups() {
         help += &format!("\n- {about}:");
-        for line in names.chunks(6) {
+        for line in names.chunks(5) {
             help += &format!("\n    {}", line.join(" "));
         }
     }
