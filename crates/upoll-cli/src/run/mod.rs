@@ -56,8 +56,8 @@ pub(crate) struct Options {
     /// fd is one of the library's own.
     ///
     /// A process that has given up its rights since then writes to FILE all the same. A program that such a process
-    /// executes opens FILE anew. It is in the statistics if it may write to FILE, so create FILE for its user
-    /// beforehand.
+    /// executes opens FILE anew. If it may not write to FILE, it is not in the statistics, and says so on standard
+    /// error when it starts: create FILE for its user beforehand.
     ///
     /// With `--fair` the first process of the run prints a table when it ends by `exit`. The table has for each
     /// worker its wakeups, those of them after which no connection was left, connections, share, turns given up, and
