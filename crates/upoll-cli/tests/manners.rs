@@ -111,20 +111,45 @@ fn a_closed_pipe_is_no_error_and_files_are_written_all_the_same() {
     assert_eq!(report["comparisons"].as_array().map(Vec::len), Some(1));
 }
 
+/// Returns the processor time that `child` has used, in hundredths of a second.
+fn processor_time(child: &Child) -> u64 {
+    let path = format!("/proc/{}/stat", child.id());
+    let stat = fs::read_to_string(path).expect("nobody has waited for it");
+    let (_, fields) = stat.rsplit_once(") ").expect("a line of /proc");
+    let fields: Vec<_> = fields.split(' ').collect();
+    // In user and in kernel mode.
+    let used = [11, 12].map(|at| fields[at].parse::<u64>().expect("a number"));
+    used.iter().sum()
+}
+
 /// Waits until `child` has used three seconds of processor time, in which it measures several calls.
 fn wait_until_it_measures(child: &Child) {
-    loop {
-        let path = format!("/proc/{}/stat", child.id());
-        let stat = fs::read_to_string(path).expect("it runs");
-        let (_, fields) = stat.rsplit_once(") ").expect("a line of /proc");
-        let fields: Vec<_> = fields.split(' ').collect();
-        // Hundredths of a second, in user and in kernel mode.
-        let used = [11, 12].map(|at| fields[at].parse::<u64>().expect("a number"));
-        if used.iter().sum::<u64>() >= 300 {
-            return;
+    while processor_time(child) < 300 {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_benchmark_ends_soon_after_its_reader_unless_it_has_a_file_to_write() {
+    let mut child = upoll("bench")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    wait_until_it_measures(&child);
+    drop(child.stdout.take());
+    // A full run takes minutes, of processor time as well.
+    while child.try_wait().expect("a child").is_none() {
+        let used = processor_time(&child);
+        if used > 3_000 {
+            let _ = child.kill();
+            panic!("it measures on: {used}");
         }
         thread::sleep(Duration::from_millis(10));
     }
+    let output = child.wait_with_output().expect("a child");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(output.stderr), "");
 }
 
 #[test]

@@ -168,6 +168,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let json = options.json.as_deref().map(Output::open).transpose()?;
     let html = options.html.as_deref().map(Output::open).transpose()?;
     interrupt::hold().context("holding Ctrl-C back")?;
+    if json.is_none() && html.is_none() {
+        interrupt::end_with_the_reader();
+    }
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
@@ -187,7 +190,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if let Some(file) = html {
         file.write(html::page(&report)?.as_bytes())?;
     }
-    Ok(match report.interrupted {
+    Ok(match report.interrupted && interrupt::is_pressed() {
         true => ExitCode::from(interrupt::STATUS),
         false => ExitCode::SUCCESS,
     })
@@ -305,8 +308,8 @@ impl Run<'_> {
         if self.options.quick { quick } else { full }
     }
 
-    /// Runs a step if it was selected. After Ctrl-C there are no further steps, and the figures of the
-    /// step that it came in are incomplete and left out.
+    /// Runs a step if it was selected. After Ctrl-C or without a reader there are no further steps, and the figures of the
+    /// step that this came in are incomplete and left out.
     fn step<T: Default>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.options.wants(name) || interrupt::is_pending() {
             return Ok(T::default());
