@@ -41,10 +41,13 @@ PRIVATE_LIBS := -lpthread -ldl -lm
 LIBRARIES := libupoll_preload.so libupoll_fair.so
 PROGRAMS := upoll $(LIBRARIES)
 SHELLS := bash zsh fish
+# The commands of upoll, each of which prints its own manual page.
+COMMANDS := run bench demo soak top completions
+COMMAND_PAGES := $(COMMANDS:%=upoll-%.1)
 
 all: lib programs
 lib: $(OUT)/libupoll.a $(OUT)/$(SONAME)
-programs: $(addprefix $(OUT)/,$(PROGRAMS) $(addprefix upoll.,$(SHELLS)))
+programs: $(addprefix $(OUT)/,$(PROGRAMS) $(addprefix upoll.,$(SHELLS)) $(COMMAND_PAGES))
 
 # Splits the debug information of a program or library off: $(1) becomes $(2) and $(2).debug.
 split = $(OBJCOPY) --only-keep-debug $(1) $(2).debug && \
@@ -78,6 +81,9 @@ $(addprefix $(OUT)/,$(PROGRAMS)): $(OUT)/%: $(BUILT)/%
 
 $(addprefix $(OUT)/upoll.,$(SHELLS)): $(OUT)/upoll.%: $(OUT)/upoll
 	$< completions $* > $@
+
+$(addprefix $(OUT)/,$(COMMAND_PAGES)): $(OUT)/upoll-%.1: $(OUT)/upoll
+	$< manual $* > $@
 
 comma := ,
 parenthesis := (
@@ -127,6 +133,8 @@ install-programs: programs
 	$(INSTALL) -D -m 644 $(OUT)/upoll.bash $(DESTDIR)$(BASHDIR)/upoll
 	$(INSTALL) -D -m 644 $(OUT)/upoll.zsh $(DESTDIR)$(ZSHDIR)/_upoll
 	$(INSTALL) -D -m 644 $(OUT)/upoll.fish $(DESTDIR)$(FISHDIR)/upoll.fish
+	$(INSTALL) -d $(DESTDIR)$(MANDIR)/man1
+	$(INSTALL) -m 644 $(addprefix $(OUT)/,$(COMMAND_PAGES)) $(DESTDIR)$(MANDIR)/man1
 
 install-debug: all
 	for file in $(SONAME) $(PROGRAMS); do \
@@ -145,7 +153,7 @@ uninstall:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libupoll.a libupoll.so $(SONAME))
 	rm -f $(DESTDIR)$(BINDIR)/upoll $(addprefix $(DESTDIR)$(RUNDIR)/,$(LIBRARIES))
 	rm -f $(DESTDIR)$(BASHDIR)/upoll $(DESTDIR)$(ZSHDIR)/_upoll $(DESTDIR)$(FISHDIR)/upoll.fish
-	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)))
+	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)) $(addprefix man1/,$(COMMAND_PAGES)))
 
 .PHONY: all lib programs always install install-lib install-man install-programs install-debug deb uninstall
 # Half a file is not taken for a new one.

@@ -1,12 +1,16 @@
-//! Ctrl-C, which ends a benchmark between batches, and a soak between rounds.
+//! Ctrl-C, which ends a benchmark between batches, and a soak between rounds. A benchmark also ends when nobody reads
+//! its output any more.
 //!
 //! The signal is blocked, and the run asks for it: a handler would interrupt calls that are measured, and a
 //! thread that waits for the signal would make those of the kernel slower.
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
+
+use crate::output;
 
 /// The exit status after Ctrl-C, as shells have it.
 pub(crate) const STATUS: u8 = 128 + libc::SIGINT as u8;
@@ -39,8 +43,21 @@ pub(crate) fn hold() -> io::Result<()> {
     }
 }
 
-/// Returns whether Ctrl-C was pressed.
+/// True if the run is of use to the reader of standard output alone.
+static IS_FOR_THE_READER: AtomicBool = AtomicBool::new(false);
+
+/// Ends the run also when standard output has lost its reader.
+pub(crate) fn end_with_the_reader() {
+    IS_FOR_THE_READER.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether the run is to end: Ctrl-C was pressed, or [the reader](end_with_the_reader) is gone.
 pub(crate) fn is_pending() -> bool {
+    is_pressed() || IS_FOR_THE_READER.load(Ordering::Relaxed) && output::is_unread()
+}
+
+/// Returns whether Ctrl-C was pressed.
+pub(crate) fn is_pressed() -> bool {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the call initializes the set if it succeeds, and SIGINT is a signal.
     unsafe {
@@ -49,7 +66,7 @@ pub(crate) fn is_pending() -> bool {
     }
 }
 
-/// Fails if Ctrl-C was pressed.
+/// Fails if the run is to end.
 pub(crate) fn check() -> Result<()> {
     if is_pending() {
         bail!("interrupted");

@@ -4,6 +4,7 @@
 mod bench;
 mod demo;
 mod interrupt;
+mod manual;
 mod output;
 mod run;
 mod soak;
@@ -58,12 +59,25 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
+    /// Prints the manual page of a command.
+    // For `make install`.
+    #[command(hide = true)]
+    Manual {
+        /// The command.
+        command: String,
+    },
 }
 
 /// Prints the completions of `shell`.
 fn complete(shell: Shell) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "upoll", &mut script);
+    // The generator completes hidden commands, too.
+    let all = Cli::command();
+    let visible = all.get_subcommands().filter(|one| !one.is_hide_set());
+    let mut visible = clap::Command::new("upoll")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommands(visible.cloned());
+    clap_complete::generate(shell, &mut visible, "upoll", &mut script);
     output::print(String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -75,6 +89,7 @@ fn main() -> ExitCode {
         Command::Soak(options) => soak::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Completions { shell } => complete(shell),
+        Command::Manual { command } => manual::print(Cli::command(), &command),
         Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| {

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 
 /// Prints `text`. A closed pipe is no error: its reader has seen what it wanted (`upoll bench | head`).
 pub(crate) fn print(text: impl Display) -> io::Result<()> {
@@ -14,6 +16,15 @@ pub(crate) fn print(text: impl Display) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Returns whether standard output is a pipe, a socket or a terminal whose other end is closed.
+pub(crate) fn is_unread() -> bool {
+    let out = io::stdout();
+    let mut entries = [PollFd::new(&out, PollFlags::empty())];
+    let polled = poll(&mut entries, Some(&Timespec::default()));
+    let closed = PollFlags::ERR | PollFlags::HUP;
+    polled == Ok(1) && entries[0].revents().intersects(closed)
 }
 
 /// A file to write at the end of a run. It is opened before the run, so that one that cannot be written is

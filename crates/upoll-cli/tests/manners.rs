@@ -111,20 +111,45 @@ fn a_closed_pipe_is_no_error_and_files_are_written_all_the_same() {
     assert_eq!(report["comparisons"].as_array().map(Vec::len), Some(1));
 }
 
+/// Returns the processor time that `child` has used, in hundredths of a second.
+fn processor_time(child: &Child) -> u64 {
+    let path = format!("/proc/{}/stat", child.id());
+    let stat = fs::read_to_string(path).expect("nobody has waited for it");
+    let (_, fields) = stat.rsplit_once(") ").expect("a line of /proc");
+    let fields: Vec<_> = fields.split(' ').collect();
+    // In user and in kernel mode.
+    let used = [11, 12].map(|at| fields[at].parse::<u64>().expect("a number"));
+    used.iter().sum()
+}
+
 /// Waits until `child` has used three seconds of processor time, in which it measures several calls.
 fn wait_until_it_measures(child: &Child) {
-    loop {
-        let path = format!("/proc/{}/stat", child.id());
-        let stat = fs::read_to_string(path).expect("it runs");
-        let (_, fields) = stat.rsplit_once(") ").expect("a line of /proc");
-        let fields: Vec<_> = fields.split(' ').collect();
-        // Hundredths of a second, in user and in kernel mode.
-        let used = [11, 12].map(|at| fields[at].parse::<u64>().expect("a number"));
-        if used.iter().sum::<u64>() >= 300 {
-            return;
+    while processor_time(child) < 300 {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_benchmark_ends_soon_after_its_reader_unless_it_has_a_file_to_write() {
+    let mut child = upoll("bench")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    wait_until_it_measures(&child);
+    drop(child.stdout.take());
+    // A full run takes minutes, of processor time as well.
+    while child.try_wait().expect("a child").is_none() {
+        let used = processor_time(&child);
+        if used > 3_000 {
+            let _ = child.kill();
+            panic!("it measures on: {used}");
         }
         thread::sleep(Duration::from_millis(10));
     }
+    let output = child.wait_with_output().expect("a child");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(output.stderr), "");
 }
 
 #[test]
@@ -212,39 +237,97 @@ fn statistics_take_a_fifo_that_nobody_reads_and_a_run_without_its_program_create
     assert!(!Path::new(&file).exists());
 }
 
+/// Returns a file of this workspace.
+fn source(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path);
+    fs::read_to_string(path).expect("it is part of the workspace")
+}
+
+/// Returns the names of the commands, but of `help`, which has no page.
+fn commands() -> Vec<String> {
+    let help = printed("--help");
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = lines.map_while(|line| line.split_whitespace().next());
+    let names = names.filter(|&name| name != "help");
+    names.map(str::to_owned).collect()
+}
+
+/// Returns the options of `command`, without the dashes.
+fn options(command: &str) -> Vec<String> {
+    let help = printed(&format!("{command} --help"));
+    let options = help.lines().filter_map(|line| {
+        let option = line
+            .trim_start()
+            .trim_start_matches("-h, ")
+            .strip_prefix("--")?;
+        option.split([' ', '[', '=', '.']).next()
+    });
+    options.map(str::to_owned).collect()
+}
+
 #[test]
-fn each_option_is_in_the_manual_page_and_the_completions() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../man/man1/upoll.1");
-    let page = fs::read_to_string(page)
-        .expect("the page")
-        .replace("\\-", "-");
+fn each_command_and_option_is_in_a_manual_page_and_the_completions() {
+    let page = source("man/man1/upoll.1");
     let bash = printed("completions bash");
     for shell in ["zsh", "fish"] {
-        assert!(printed(&format!("completions {shell}")).contains("upoll"));
+        let script = printed(&format!("completions {shell}"));
+        assert!(
+            script.contains("upoll") && !script.contains("manual"),
+            "{script}"
+        );
     }
-    for command in ["run", "bench", "demo", "soak", "top", "completions"] {
+    for command in commands() {
         assert!(page.contains(&format!(".Cm {command}\n")), "{command}");
-        assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(command));
-        let help = printed(&format!("{command} --help"));
-        // Options begin a line; `--help` itself is the page's subject.
-        let options = help.lines().filter_map(|line| {
-            let option = line
-                .trim_start()
-                .trim_start_matches("-h, ")
-                .strip_prefix("--")?;
-            option.split([' ', '[', '=', '.']).next()
-        });
-        for option in options.filter(|&option| option != "help") {
-            assert!(page.contains(&format!("Fl -{option}")), "--{option}");
+        assert!(
+            page.contains(&format!(".Xr upoll-{command} 1")),
+            "{command}"
+        );
+        assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(&command));
+        let own = printed(&format!("manual {command}")).replace("\\-", "-");
+        assert!(own.contains(&format!(".TH upoll-{command} 1 ")), "{own}");
+        for option in options(&command) {
+            assert!(
+                own.contains(&format!("\\fB--{option}\\fR")),
+                "--{option}: {own}"
+            );
             assert!(bash.contains(&format!("--{option}")), "--{option}");
         }
     }
-    // And the page describes no option that there is not.
-    for word in page
-        .lines()
-        .filter_map(|line| line.strip_prefix(".It Fl -"))
-    {
-        let option = word.split(' ').next().expect("a word");
-        assert!(bash.contains(&format!("--{option}")), "--{option}");
+    // And the page names no option that there is not.
+    let named = page.split("Fl \\-").skip(1);
+    for option in named.filter_map(|rest| rest.split(char::is_whitespace).next()) {
+        let option = format!("--{}", option.replace('\\', ""));
+        assert!(option == "--" || bash.contains(&option), "{option}");
     }
+}
+
+#[test]
+fn the_page_of_each_command_is_installed() {
+    let makefile = source("Makefile");
+    let installed = makefile
+        .lines()
+        .find_map(|line| line.strip_prefix("COMMANDS := "));
+    let mut installed: Vec<_> = installed.expect("a list").split_whitespace().collect();
+    let mut commands = commands();
+    installed.sort_unstable();
+    commands.sort_unstable();
+    assert_eq!(installed, commands);
+    assert!(!output("manual nothing").status.success());
+}
+
+#[test]
+fn paragraphs_and_lists_of_a_help_text_stay_apart_in_its_page() {
+    let run = printed("manual run");
+    assert!(
+        run.contains("\n.IP\nA process reports when it ends"),
+        "{run}"
+    );
+    let bench = printed("manual bench");
+    assert!(
+        bench.contains("\n.br\n\\- many changes in one call:\n    batch\n"),
+        "{bench}"
+    );
+    assert!(!run.contains("\n\n") && !bench.contains("\n\n"));
 }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
 use upoll_fair_state::Table;
+use upoll_sys::warning;
 
 use crate::raw::kernel;
 use crate::settings;
@@ -45,6 +46,10 @@ pub(crate) fn prepare() {
         return;
     };
     let low = open(path);
+    if let Err(error) = upoll_sys::result(low) {
+        // Of a program that another user executes, say: the report would be missing without a word.
+        warning::write("cannot write statistics to", path, error);
+    }
     if let Some(found) = identity(low) {
         let kept = kernel!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH);
         KEPT.store(kept, Ordering::Relaxed);

@@ -8,7 +8,9 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use upoll::Errno;
 use upoll::internal::own_fds::{self, KeptFile};
+use upoll_sys::warning;
 
 pub(crate) use crate::calls::Call;
 use crate::calls::NAMES;
@@ -44,7 +46,13 @@ pub(crate) fn prepare() {
         return;
     };
     own_fds::protect();
-    open_report(path);
+    if let Err(error) = open_report(path)
+        && !path.is_empty()
+    {
+        // Of a program that another user executes, say: the report would be missing without a word.
+        warning::write("cannot write statistics to", path, error.raw());
+        return;
+    }
     IS_ON.store(true, Ordering::Relaxed);
     // SAFETY: the handler is never unloaded, as this library is not. If there is no memory for it,
     // a child starts with the counts of its parent.
@@ -133,33 +141,28 @@ pub(crate) fn report() {
 /// Opens the file that the report is appended to. An empty `path` stands for the current standard error.
 /// The program cannot reach the fd. A symbolic link is not followed: the program may have more rights than
 /// the users that can write to the directory.
-fn open_report(path: &CStr) {
+fn open_report(path: &CStr) -> Result<(), Errno> {
     let flags =
         libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     let (low, is_ours) = match path.is_empty() {
         true => (libc::STDERR_FILENO, false),
         false => {
             let place = (libc::AT_FDCWD, path.as_ptr());
-            match kernel::call!(SYS_openat, place.0, place.1, flags, 0o666) {
-                Ok(fd) => (to_fd(fd), true),
-                Err(_) => return,
-            }
+            let fd = kernel::call!(SYS_openat, place.0, place.1, flags, 0o666)?;
+            (to_fd(fd), true)
         }
     };
     let kept = KeptFile::of(low);
     if is_ours {
         let _ = kernel::call!(SYS_close, low);
     }
-    let Ok(kept) = kept else {
-        return;
-    };
-    let Some(found) = identity(kept.fd()) else {
-        return;
-    };
+    let kept = kept?;
+    let found = identity(kept.fd()).ok_or(Errno::BADF)?;
     for (known, part) in REPORT_IS.iter().zip(found) {
         known.store(part, Ordering::Relaxed);
     }
     let _ = REPORT.set(kept);
+    Ok(())
 }
 
 fn to_fd(fd: usize) -> i32 {

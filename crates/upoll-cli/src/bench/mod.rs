@@ -46,29 +46,36 @@ use crate::run::fair::Policy;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     #[arg(
+        value_name = "NAME",
         value_parser = PossibleValuesParser::new(names()),
         hide_possible_values = true,
         help = "What to measure; everything if nothing is named (--help lists the names)",
         long_help = names_help()
     )]
     names: Vec<String>,
-    /// Measure only these servers in `fair`; `ci/fair-servers` installs them.
+    /// Measures only these servers in `fair`; `ci/fair-servers` installs them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
     servers: Vec<String>,
-    /// Measure `fair` with these policies of `upoll run --fair`.
+    /// Measures `fair` with these policies of `upoll run --fair`.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = DEFAULT_POLICY)]
     policies: Vec<String>,
-    /// Have each worker of a server in `fair` answer this many requests before the first load; 0 measures cold workers.
+    /// Warms each worker of a server in `fair` by this many requests before the first load; 0 measures cold workers.
+    ///
+    /// The requests come at full load. They are at most eight times those that this takes with equal shares.
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=100_000), default_value_t = fair::WARM_UP)]
     warm_up: u64,
-    /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
+    /// Measures less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
     quick: bool,
-    /// Also write every figure of every batch to this file, as JSON.
+    /// Also writes every figure of every batch to this file, as JSON.
+    ///
+    /// The file is opened before the run: one that cannot be written is an error then.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write the tables, with plots, to this file, as one page for a browser.
+    /// Also writes the tables, with plots, to this file, as one page for a browser.
+    ///
+    /// The file is opened before the run: one that cannot be written is an error then.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -146,7 +153,7 @@ fn names_help() -> String {
     let mut help = "What to measure; everything if nothing is named:".to_owned();
     for (about, names) in groups() {
         help += &format!("\n- {about}:");
-        for line in names.chunks(6) {
+        for line in names.chunks(5) {
             help += &format!("\n    {}", line.join(" "));
         }
     }
@@ -161,6 +168,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let json = options.json.as_deref().map(Output::open).transpose()?;
     let html = options.html.as_deref().map(Output::open).transpose()?;
     interrupt::hold().context("holding Ctrl-C back")?;
+    if json.is_none() && html.is_none() {
+        interrupt::end_with_the_reader();
+    }
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
@@ -180,7 +190,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if let Some(file) = html {
         file.write(html::page(&report)?.as_bytes())?;
     }
-    Ok(match report.interrupted {
+    Ok(match report.interrupted && interrupt::is_pressed() {
         true => ExitCode::from(interrupt::STATUS),
         false => ExitCode::SUCCESS,
     })
@@ -298,8 +308,8 @@ impl Run<'_> {
         if self.options.quick { quick } else { full }
     }
 
-    /// Runs a step if it was selected. After Ctrl-C there are no further steps, and the figures of the
-    /// step that it came in are incomplete and left out.
+    /// Runs a step if it was selected. After Ctrl-C or without a reader there are no further steps, and the figures of the
+    /// step that this came in are incomplete and left out.
     fn step<T: Default>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.options.wants(name) || interrupt::is_pending() {
             return Ok(T::default());

@@ -61,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 80_000, value_parser = value_parser!(u32).range(1..))]
     requests: u32,
 
-    /// Only serve, at ADDRESS:PORT, for clients of your own, until Ctrl-C. Port 0 is any free one.
+    /// Only serves, at ADDRESS:PORT, for clients of your own, until Ctrl-C. Port 0 is any free one.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address,
           conflicts_with_all = ["connections", "requests", "json"])]
     listen: Option<SocketAddr>,
@@ -71,7 +71,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum)]
     way: Vec<Way>,
 
-    /// Print JSON instead of a table.
+    /// Prints JSON instead of a table.
     #[arg(long)]
     json: bool,
 }

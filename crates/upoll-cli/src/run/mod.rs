@@ -21,8 +21,10 @@ use upoll_fair_state::DEFAULT_POLICY;
 /// The options of `upoll run`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The objects to serve in user space. An epoll set is served when it holds such an object;
-    /// with `epoll` it is from its start. With `none` all calls are passed on.
+    /// The kinds of objects to serve in user space, with commas between.
+    ///
+    /// An epoll set is served when it holds such an object; with `epoll` it is from its start. With `none` all calls
+    /// are passed on.
     #[arg(
         long,
         value_name = "KINDS",
@@ -30,11 +32,14 @@ pub(crate) struct Options {
         value_delimiter = ','
     )]
     user: Vec<Kind>,
-    /// Makes workers that share a listening socket take turns, and has no other effect. A worker
-    /// goes to the end of the line after each wakeup with POLICY `every`, after N wakeups with a
+    /// Makes workers that share a listening socket take turns, and has no other effect.
+    ///
+    /// A worker goes to the end of the line after each wakeup with POLICY `every`, after N wakeups with a
     /// number (8 if none is named), after a wakeup with `adaptive` if another worker is asleep, and never with
-    /// `exclusive` (each connection wakes one worker, in the kernel's order). With `observe` each
+    /// `exclusive` (each connection wakes one worker, always the first that is idle). With `observe` each
     /// connection wakes every worker, as without the library, and `--stats` counts.
+    ///
+    /// Workers in `poll` or `select` go to the end of the line whenever they fall asleep.
     #[arg(
         long,
         value_name = "POLICY",
@@ -44,13 +49,29 @@ pub(crate) struct Options {
         conflicts_with = "user"
     )]
     fair: Option<fair::Policy>,
-    /// Reports the calls that were served in user space and those that the kernel served, when a
-    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE. A
-    /// program that is executed after root's rights were given up needs a FILE that it may write.
+    /// Reports the calls that were served in user space and those that the kernel served.
+    ///
+    /// A process reports when it ends by `exit` or `_exit`, on standard error or at the end of FILE. FILE is opened
+    /// when the program starts, and must not be a symbolic link. If it cannot be opened, the program is not run. Its
+    /// fd is one of the library's own.
+    ///
+    /// A process that has given up its rights since then writes to FILE all the same. A program that such a process
+    /// executes opens FILE anew. If it may not write to FILE, it is not in the statistics, and says so on standard
+    /// error when it starts: create FILE for its user beforehand.
+    ///
+    /// With `--fair` the first process of the run prints a table when it ends by `exit`. The table has for each
+    /// worker its wakeups, those of them after which no connection was left, connections, share, turns given up, and
+    /// connections found that another worker had been woken for. Jain's index of fairness follows.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
-    /// Keeps figures for `upoll top`. The processes of the run copy those of their sets to a file that they share. With
-    /// `--fair` they always do.
+    /// Keeps figures for `upoll top`. With `--fair` they are always kept.
+    ///
+    /// The processes of the run copy the figures of their sets to a file in /dev/shm that the user of the run alone
+    /// may read. Each process maps it when it starts, and the first one removes it when it ends by `exit` or `_exit`.
+    /// The file of a process that was killed is removed by the next run with this option. Without the option nothing
+    /// is counted.
+    ///
+    /// A filter of system calls has to allow getpid, gettid, tgkill and unlinkat in any process of the run.
     #[arg(long)]
     top: bool,
     /// The program and its arguments.

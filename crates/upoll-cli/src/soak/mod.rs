@@ -62,16 +62,16 @@ const STEPS: usize = 2_000;
 /// The arguments of `upoll soak`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The time to go on.
+    /// The time to go on, also parts of a minute.
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
-    /// Producers; each round has as many consumers as its topologies ask for besides.
+    /// The number of threads that send and change. Each round has as many consumers as its topologies ask for besides.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
-    /// Makes the same worlds again; the order of threads differs in each run.
+    /// Makes the same objects and threads as an earlier run; their order in time differs.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only these ways to wait.
+    /// Only these ways to wait, separated by commas; one that does not exist has all of them listed.
     #[arg(
         long,
         value_delimiter = ',',
@@ -79,7 +79,8 @@ pub(crate) struct Options {
         hide_possible_values = true
     )]
     how: Vec<How>,
-    /// Only races of calls, about these subjects.
+    /// Only races of a few calls, about these subjects, separated by commas; one that does not exist has all of them
+    /// listed.
     #[arg(
         long,
         value_delimiter = ',',

@@ -1,0 +1,108 @@
+//! One line on standard error, while a library starts.
+//!
+//! Only then is fd 2 known to be standard error: the program may close it later, and open a file of its own there.
+
+use std::ffi::{CStr, c_char};
+use std::fmt::{self, Write};
+
+use crate::syscall;
+
+/// Writes "upoll: PROGRAM (PID) `what` `path`: ERROR" to standard error.
+///
+/// The line is left out where it could block or end the process, or where fd 2 takes no text: `ppoll(2)` comes before
+/// `write(2)`, as a pipe without a reader would raise `SIGPIPE`.
+#[cold]
+pub fn write(what: &str, path: &CStr, error: i32) {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const c_char;
+    }
+    if !takes_a_line() {
+        return;
+    }
+    let mut reason = [0; 128];
+    // SAFETY: the buffer has that size, and the call leaves a C string in it.
+    let described =
+        unsafe { libc::strerror_r(error, reason.as_mut_ptr().cast(), reason.len()) } == 0;
+    // SAFETY: the C library's pointer to the name of the program, a C string.
+    let program = unsafe { CStr::from_ptr(program_invocation_short_name) };
+    let mut line = Line {
+        bytes: [0; 1024],
+        len: 0,
+    };
+    line.add(b"upoll: ");
+    line.add(&program.to_bytes()[..program.count_bytes().min(256)]);
+    // SAFETY: the call has no arguments.
+    let process = unsafe { syscall!(SYS_getpid) }.unwrap_or(0);
+    // Text beyond the room is dropped.
+    let _ = write!(line, " ({process}) {what} ");
+    line.add(&path.to_bytes()[..path.count_bytes().min(512)]);
+    match CStr::from_bytes_until_nul(&reason) {
+        Ok(reason) if described => {
+            line.add(b": ");
+            line.add(reason.to_bytes());
+        }
+        _ => {
+            let _ = write!(line, ": error {error}");
+        }
+    }
+    line.add(b"\n");
+    // SAFETY: the kernel reads the bytes, which are live. There is nowhere to report an error to.
+    let _ = unsafe {
+        syscall!(
+            SYS_write,
+            libc::STDERR_FILENO,
+            line.bytes.as_ptr(),
+            line.len
+        )
+    };
+}
+
+/// Returns whether standard error takes a line at once.
+fn takes_a_line() -> bool {
+    // SAFETY: all zeros is a valid value.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes the structure, which is live.
+    if unsafe { syscall!(SYS_fstat, libc::STDERR_FILENO, &raw mut found) }.is_err() {
+        return false;
+    }
+    // Not an eventfd or the like, for which a text is a number.
+    let kinds = [libc::S_IFCHR, libc::S_IFIFO, libc::S_IFREG, libc::S_IFSOCK];
+    if !kinds.contains(&(found.st_mode & libc::S_IFMT)) {
+        return false;
+    }
+    let mut entry = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let no_time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel reads and writes the two structures, which are live.
+    let polled = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, &raw const no_time, 0, 0) };
+    polled == Ok(1) && entry.revents == libc::POLLOUT
+}
+
+/// A line on the stack: the library has just started, and leaves the program's allocator alone.
+struct Line {
+    bytes: [u8; 1024],
+    len: usize,
+}
+
+impl Line {
+    /// Appends as many bytes as there is room for.
+    fn add(&mut self, bytes: &[u8]) {
+        let room = &mut self.bytes[self.len..];
+        let len = bytes.len().min(room.len());
+        room[..len].copy_from_slice(&bytes[..len]);
+        self.len += len;
+    }
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.add(text.as_bytes());
+        Ok(())
+    }
+}
