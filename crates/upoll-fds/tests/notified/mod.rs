@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use libc::{seccomp_notif, seccomp_notif_resp, sock_filter, sock_fprog};
 
@@ -24,6 +26,10 @@ pub struct Call {
 }
 
 impl Call {
+    pub fn number(&self) -> i32 {
+        self.notified.data.nr
+    }
+
     pub fn arguments(&self) -> [u64; 6] {
         self.notified.data.args
     }
@@ -55,7 +61,7 @@ pub fn answered<T: Send>(
     thread::scope(|scope| {
         scope.spawn(move || {
             if let Ok(listener) = receiver.recv() {
-                serve(&listener, &mut answer);
+                serve(&listener, &mut answer, &mut |_| {});
             }
         });
         let caller = scope.spawn(move || {
@@ -68,15 +74,55 @@ pub fn answered<T: Send>(
     })
 }
 
+/// Makes `calls` in a thread of which each system call is reported. `begun` runs before the call, while the thread waits. After
+/// `goes_on` the thread is asleep only if the call, or a later one, lets it sleep.
+pub fn reported<T: Send>(
+    mut begun: impl FnMut(&Call) + Send,
+    mut goes_on: impl FnMut(&Call) + Send,
+    calls: impl FnOnce() -> T + Send,
+) -> T {
+    // A channel would make system calls.
+    let listener = AtomicI32::new(-1);
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            listener.store(
+                install(&mut [filter(RETURN, 0, 0, NOTIFY)]),
+                Ordering::SeqCst,
+            );
+            calls()
+        });
+        while listener.load(Ordering::SeqCst) < 0 && !caller.is_finished() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let listener = listener.load(Ordering::SeqCst);
+        if listener >= 0 {
+            // SAFETY: the fd is new, and this owns it.
+            let listener = unsafe { OwnedFd::from_raw_fd(listener) };
+            let mut answer = |call: &Call| {
+                begun(call);
+                Answer::Kernels
+            };
+            serve(&listener, &mut answer, &mut goes_on);
+        }
+        caller
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+const NOTIFY: u32 = 0x7fc0_0000;
+const RETURN: u16 = 0x06;
+
+fn filter(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
 /// Returns the fd that reports such calls of this thread.
 fn listen(which: Which) -> OwnedFd {
     const ALLOW: u32 = 0x7fff_0000;
-    const NOTIFY: u32 = 0x7fc0_0000;
     const LOAD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const IF_ANY_BIT: u16 = 0x45;
-    const RETURN: u16 = 0x06;
-    let filter = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let mut filters = [
         filter(LOAD, 0, 0, 0),
         filter(IF_EQUAL, 0, 3, u32::try_from(which.number).unwrap()),
@@ -86,6 +132,12 @@ fn listen(which: Which) -> OwnedFd {
         filter(RETURN, 0, 0, NOTIFY),
         filter(RETURN, 0, 0, ALLOW),
     ];
+    // SAFETY: the fd is new, and this owns it.
+    unsafe { OwnedFd::from_raw_fd(install(&mut filters)) }
+}
+
+/// Filters the system calls of this thread. Returns the fd that reports them.
+fn install(filters: &mut [sock_filter]) -> i32 {
     let program = sock_fprog {
         len: u16::try_from(filters.len()).unwrap(),
         filter: filters.as_mut_ptr(),
@@ -101,12 +153,15 @@ fn listen(which: Which) -> OwnedFd {
         )
     };
     assert!(listener >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the fd is new, and this owns it.
-    unsafe { OwnedFd::from_raw_fd(i32::try_from(listener).unwrap()) }
+    i32::try_from(listener).unwrap()
 }
 
-/// Handles calls until the threads have ended.
-fn serve(listener: &OwnedFd, answer: &mut impl FnMut(&Call) -> Answer) {
+/// Handles calls until the threads have ended. `answered` runs when a call has its answer.
+fn serve(
+    listener: &OwnedFd,
+    answer: &mut impl FnMut(&Call) -> Answer,
+    answered: &mut impl FnMut(&Call),
+) {
     const CONTINUE: u32 = 1;
     let listener = listener.as_raw_fd();
     loop {
@@ -143,5 +198,6 @@ fn serve(listener: &OwnedFd, answer: &mut impl FnMut(&Call) -> Answer) {
         };
         // SAFETY: the structure is live. It fails for a thread that a signal has got out.
         unsafe { libc::ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response) };
+        answered(&call);
     }
 }
