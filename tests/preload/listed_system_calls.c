@@ -1,5 +1,6 @@
 /* A filter (seccomp) allows the program's own system calls and those that upoll(1) lists for user-level
- * objects. No other one is made. The filter is there before the first object. */
+ * objects. No other one is made. The filter is there before the first object. Each part has a process and a filter of its
+ * own: few of the listed calls are its own ones. */
 #include "../c/check.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -17,18 +18,29 @@
 
 /* The list of upoll(1). */
 static const int listed[] = {
-	SYS_close, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
-	SYS_eventfd2, SYS_fcntl, SYS_fstat, SYS_futex, SYS_get_robust_list, SYS_getpid, SYS_getrandom,
-	SYS_getsockopt, SYS_gettid, SYS_getuid, SYS_kcmp, SYS_membarrier, SYS_mmap, SYS_mremap, SYS_munmap,
-	SYS_nanosleep, SYS_newfstatat, SYS_openat, SYS_ppoll, SYS_prlimit64, SYS_process_vm_readv, SYS_pselect6,
-	SYS_read, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigtimedwait, SYS_rt_tgsigqueueinfo,
-	SYS_sched_yield, SYS_set_robust_list, SYS_sigaltstack, SYS_socket, SYS_tgkill, SYS_write,
+	SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
+	SYS_epoll_pwait, SYS_epoll_pwait2,
+#ifdef __x86_64__
+	SYS_epoll_wait,
+#endif
+	SYS_eventfd2, SYS_fcntl, SYS_fstat, SYS_futex, SYS_get_robust_list, SYS_getpid, SYS_getrandom, SYS_getsockopt,
+	SYS_gettid, SYS_getuid, SYS_ioctl, SYS_kcmp, SYS_madvise, SYS_membarrier, SYS_mmap, SYS_mremap, SYS_munmap,
+	SYS_nanosleep, SYS_newfstatat, SYS_openat,
+#ifdef __x86_64__
+	SYS_poll,
+#endif
+	SYS_ppoll, SYS_prlimit64, SYS_process_vm_readv, SYS_pselect6, SYS_read, SYS_recvfrom, SYS_rt_sigaction,
+	SYS_rt_sigprocmask, SYS_rt_sigtimedwait, SYS_rt_tgsigqueueinfo, SYS_sched_yield,
+#ifdef __x86_64__
+	SYS_select,
+#endif
+	SYS_sendto, SYS_set_robust_list, SYS_setsockopt, SYS_sigaltstack, SYS_socket, SYS_tgkill, SYS_write,
 };
 
-/* The calls of this program, and of the C library for its threads and processes. */
-static const int own[] = {
+/* The calls of a part, and of the C library for its threads and processes. */
+static const int own_of_all[] = {
 	SYS_pipe2, SYS_socketpair, SYS_readv, SYS_writev, SYS_sendto, SYS_recvfrom, SYS_ioctl, SYS_shutdown,
-	SYS_setsockopt, SYS_clone, SYS_clone3, SYS_rseq, SYS_mprotect, SYS_madvise, SYS_exit,
+	SYS_setsockopt, SYS_clone, SYS_clone3, SYS_rseq, SYS_brk, SYS_mprotect, SYS_madvise, SYS_exit,
 	SYS_exit_group, SYS_wait4, SYS_rt_sigreturn, SYS_clock_nanosleep, SYS_timerfd_create, SYS_setitimer,
 	SYS_sendmsg, SYS_recvmsg, SYS_close_range, SYS_brk,
 #ifdef __x86_64__
@@ -36,12 +48,34 @@ static const int own[] = {
 #endif
 };
 
-static int has_filter(void)
+/* Of the C library for a child and an end. */
+#define FORKS SYS_clone, SYS_wait4, SYS_exit_group
+/* Of the C library for a thread. */
+#define THREADS SYS_clone3, SYS_rseq, SYS_brk, SYS_mprotect, SYS_exit, SYS_exit_group
+
+static const int own_of_counters[] = {SYS_eventfd2, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, FORKS};
+static const int own_of_pipes[] = {SYS_pipe2, FORKS};
+static const int own_of_pairs[] = {SYS_socketpair, FORKS};
+static const int own_of_polls[] = {SYS_eventfd2, SYS_timerfd_create, SYS_ppoll, SYS_exit_group};
+static const int own_of_selects[] = {SYS_eventfd2, SYS_timerfd_create, SYS_pselect6, SYS_exit_group};
+static const int own_of_mixed_sets[] = {
+	SYS_eventfd2, SYS_timerfd_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, FORKS};
+static const int own_of_sleeps[] = {SYS_eventfd2, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, THREADS};
+static const int own_of_copies[] = {SYS_eventfd2, SYS_dup, SYS_fcntl, SYS_close, SYS_exit_group};
+static const int own_of_sent_fds[] = {SYS_eventfd2, SYS_sendmsg, SYS_recvmsg, SYS_exit_group};
+
+#ifdef __x86_64__
+/* Of the loader and the start of the C library. */
+static const int own_of_a_start[] = {SYS_execve, SYS_brk, SYS_access, SYS_readlink, SYS_pread64, SYS_mprotect,
+	SYS_arch_prctl, SYS_set_tid_address, SYS_rseq, SYS_eventfd2, SYS_exit_group};
+#endif
+
+static int has_filter(const int *own, size_t own_count)
 {
 	struct sock_filter filter[256];
 	unsigned short at = 0;
 	struct sock_fprog program = {0, filter};
-	size_t each, count = sizeof listed / sizeof *listed + sizeof own / sizeof *own;
+	size_t each, count = sizeof listed / sizeof *listed + own_count;
 	filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
 	for (each = 0; each < count; each++) {
 		const size_t first = sizeof listed / sizeof *listed;
@@ -175,15 +209,234 @@ static void uses_all(void)
 	CHECK(close(set) == 0 && close(outer) == 0 && close(copy) == 0);
 }
 
-int main(void)
+/* Waits for a child that calls `body`. */
+static void in_child(void (*body)(void))
+{
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		body();
+		_exit(3);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+}
+
+static int first, second;
+
+static void adds_to_both(void)
+{
+	CHECK(eventfd_write(first, 1) == 0 && eventfd_write(second, 1) == 0);
+}
+
+static void counters(void)
+{
+	struct epoll_event event;
+	uint64_t value;
+	CHECK((first = eventfd(0, EFD_NONBLOCK)) >= 0 && (second = eventfd(0, EFD_NONBLOCK)) >= 0);
+	CHECK((set = epoll_create1(0)) >= 0 && (outer = epoll_create1(0)) >= 0);
+	CHECK(add(set, first, EPOLLIN, 1) == 0 && add(outer, set, EPOLLIN, 2) == 0);
+	CHECK(epoll_pwait(outer, &event, 1, 0, NULL) == 0 && epoll_pwait(set, &event, 1, 1, NULL) == 0);
+	in_child(adds_to_both);
+	CHECK(epoll_pwait(outer, &event, 1, -1, NULL) == 1 && epoll_pwait(set, &event, 1, 0, NULL) == 1);
+	CHECK(eventfd_read(first, &value) == 0 && value == 1);
+	CHECK(close(set) == 0 && close(outer) == 0 && close(first) == 0 && close(second) == 0);
+}
+
+static void reads_what_is_left(void)
+{
+	char bytes[16];
+	CHECK(read(ends[0], bytes, 4) == 4 && memcmp(bytes, "left", 4) == 0);
+	CHECK(read(first, bytes, sizeof bytes) == 4 && read(first, bytes, sizeof bytes) == 0);
+}
+
+static void pipes(void)
+{
+	int alone[2];
+	char bytes[16];
+	CHECK(pipe(ends) == 0 && pipe2(alone, O_CLOEXEC) == 0 && (first = alone[0]) >= 0);
+	CHECK(write(ends[1], "more", 4) == 4 && read(ends[0], bytes, sizeof bytes) == 4);
+	CHECK(write(ends[1], "left", 4) == 4 && write(alone[1], "alone", 5) == 5);
+	CHECK(read(alone[0], bytes, 1) == 1 && close(alone[1]) == 0);
+	in_child(reads_what_is_left);
+	CHECK(close(ends[0]) == 0 && close(alone[0]) == 0);
+	signal(SIGPIPE, SIG_IGN);
+	FAILS(write(ends[1], "more", 4), EPIPE);
+}
+
+static void pairs(void)
+{
+	int alone[2];
+	char bytes[16];
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, alone) == 0 && (first = alone[0]) >= 0);
+	CHECK(write(ends[1], "more", 4) == 4 && read(ends[0], bytes, sizeof bytes) == 4);
+	CHECK(write(ends[1], "left", 4) == 4 && write(alone[1], "alone", 5) == 5);
+	CHECK(read(alone[0], bytes, 1) == 1 && close(alone[1]) == 0);
+	in_child(reads_what_is_left);
+	CHECK(close(ends[0]) == 0 && close(alone[0]) == 0);
+	signal(SIGPIPE, SIG_IGN);
+	FAILS(write(ends[1], "more", 4), EPIPE);
+}
+
+static void polls(void)
+{
+	struct pollfd entries[2];
+	struct timespec moment = {0, 1000};
+	CHECK((first = eventfd(0, 0)) >= 0 && (timer = timerfd_create(CLOCK_MONOTONIC, 0)) >= 0);
+	entries[0] = (struct pollfd){first, POLLIN, 0};
+	entries[1] = (struct pollfd){timer, POLLIN, 0};
+	CHECK(ppoll(entries, 2, &moment, NULL) == 0);
+	CHECK(ppoll(entries, 1, &moment, NULL) == 0);
+	CHECK(eventfd_write(first, 1) == 0 && ppoll(entries, 2, NULL, NULL) == 1);
+	moment.tv_nsec = 0;
+	CHECK(ppoll(entries, 2, &moment, NULL) == 1 && ppoll(entries + 1, 1, &moment, NULL) == 0);
+}
+
+static void selects(void)
+{
+	struct timespec moment = {0, 1000};
+	struct timeval now = {0, 0};
+	fd_set in;
+	CHECK((first = eventfd(0, 0)) >= 0 && (timer = timerfd_create(CLOCK_MONOTONIC, 0)) >= 0);
+	FD_ZERO(&in);
+	FD_SET(first, &in);
+	FD_SET(timer, &in);
+	CHECK(pselect(timer + 1, &in, NULL, NULL, &moment, NULL) == 0);
+	FD_SET(first, &in);
+	FD_SET(timer, &in);
+	CHECK(select(timer + 1, &in, NULL, NULL, &now) == 0);
+	CHECK(eventfd_write(first, 1) == 0);
+	FD_SET(first, &in);
+	FD_SET(timer, &in);
+	CHECK(select(timer + 1, &in, NULL, NULL, NULL) == 1 && FD_ISSET(first, &in));
+}
+
+static void mixed_sets(void)
+{
+	struct epoll_event event;
+	CHECK((first = eventfd(0, EFD_NONBLOCK)) >= 0 && (timer = timerfd_create(CLOCK_MONOTONIC, 0)) >= 0);
+	CHECK((second = eventfd(0, EFD_NONBLOCK)) >= 0);
+	CHECK((set = epoll_create1(0)) >= 0 && (outer = epoll_create1(0)) >= 0);
+	CHECK(add(set, timer, EPOLLIN, 1) == 0 && add(set, first, EPOLLIN, 2) == 0 && add(outer, set, EPOLLIN, 3) == 0);
+	CHECK(epoll_pwait(outer, &event, 1, 0, NULL) == 0 && epoll_pwait(set, &event, 1, 0, NULL) == 0);
+	CHECK(epoll_pwait(outer, &event, 1, 1, NULL) == 0 && epoll_pwait(set, &event, 1, 1, NULL) == 0);
+	in_child(adds_to_both);
+	CHECK(epoll_pwait(outer, &event, 1, -1, NULL) == 1 && epoll_pwait(set, &event, 1, -1, NULL) == 1);
+	CHECK(close(set) == 0 && close(outer) == 0 && close(first) == 0 && close(timer) == 0);
+}
+
+static void *sleeps(void *nothing)
+{
+	struct epoll_event event;
+	CHECK(epoll_pwait(set, &event, 1, -1, NULL) == 1);
+	return nothing;
+}
+
+static void sleeping_threads(void)
+{
+	pthread_t threads[4];
+	size_t each;
+	CHECK((first = eventfd(0, 0)) >= 0 && (set = epoll_create1(0)) >= 0 && add(set, first, EPOLLIN, 1) == 0);
+	for (each = 0; each < 4; each++)
+		CHECK(pthread_create(&threads[each], NULL, sleeps, NULL) == 0);
+	sleep_ms(20);
+	CHECK(eventfd_write(first, 1) == 0);
+	for (each = 0; each < 4; each++)
+		CHECK(pthread_join(threads[each], NULL) == 0);
+}
+
+static void copies(void)
+{
+	uint64_t value;
+	int copy, high;
+	CHECK((first = eventfd(0, EFD_NONBLOCK)) >= 0 && (copy = dup(first)) >= 0);
+	CHECK((high = fcntl(first, F_DUPFD_CLOEXEC, 300)) >= 300 && eventfd_write(high, 2) == 0);
+	CHECK(eventfd_read(copy, &value) == 0 && value == 2);
+	CHECK(close(copy) == 0 && close(high) == 0 && close(first) == 0);
+}
+
+static void sent_fds(void)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	char byte = 1;
+	struct iovec part = {&byte, 1};
+	struct msghdr message;
+	uint64_t value;
+	int copy;
+	CHECK((first = eventfd(5, EFD_NONBLOCK)) >= 0);
+	memset(&message, 0, sizeof message), memset(&control, 0, sizeof control);
+	message.msg_iov = &part, message.msg_iovlen = 1;
+	message.msg_control = &control, message.msg_controllen = sizeof control;
+	control.head = (struct cmsghdr){CMSG_LEN(sizeof first), SOL_SOCKET, SCM_RIGHTS};
+	memcpy(CMSG_DATA(&control.head), &first, sizeof first);
+	CHECK(sendmsg(pair[0], &message, 0) == 1 && recvmsg(pair[1], &message, 0) == 1);
+	memcpy(&copy, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof copy);
+	CHECK(eventfd_read(copy, &value) == 0 && value == 5 && close(copy) == 0);
+}
+
+#ifdef __x86_64__
+/* The filter is there before the program starts. */
+static void a_start(void)
+{
+	extern char **environ;
+	char name[] = "listed_system_calls", how[] = "starts";
+	char *const arguments[] = {name, how, NULL};
+	execve("/proc/self/exe", arguments, environ);
+	CHECK(0);
+}
+#endif
+
+#define PART(name) {#name, name, own_of_##name, sizeof own_of_##name / sizeof(int)}
+#define own_of_uses_all own_of_all
+#define own_of_sleeping_threads own_of_sleeps
+
+static const struct {
+	const char *name;
+	void (*body)(void);
+	const int *own;
+	size_t count;
+} parts[] = {PART(uses_all), PART(counters), PART(pipes), PART(pairs), PART(polls), PART(selects), PART(mixed_sets),
+	     PART(sleeping_threads), PART(copies), PART(sent_fds),
+#ifdef __x86_64__
+	     PART(a_start),
+#endif
+};
+
+int main(int count, char **arguments)
 {
 	struct sigaction action;
+	size_t part;
+	int status, result = 0;
+	if (count == 2 && strcmp(arguments[1], "starts") == 0) {
+		CHECK((counter = eventfd(0, 0)) >= 0 && eventfd_write(counter, 1) == 0 && close(counter) == 0);
+		return 0;
+	}
 	alarm(300);
 	memset(&action, 0, sizeof action);
 	action.sa_handler = on_signal;
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-	if (!has_filter())
-		return 77;
-	uses_all();
-	return 0;
+	for (part = 0; part < sizeof parts / sizeof *parts; part++) {
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			/* Datagrams are the kernel's. */
+			CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+			if (!has_filter(parts[part].own, parts[part].count))
+				_exit(77);
+			parts[part].body();
+			syscall(SYS_exit_group, 0);
+		}
+		CHECK(waitpid(child, &status, 0) == child);
+		if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+			return 77;
+		if (status != 0) {
+			fprintf(stderr, "%s: status %x\n", parts[part].name, (unsigned)status);
+			result = 1;
+		}
+	}
+	return result;
 }
