@@ -22,7 +22,7 @@ use upoll_sys::backoff::nap;
 /// In this order, as in Linux 6.18:
 /// - `EFAULT`: `event` cannot be read; `EPOLL_CTL_DEL` does not read it.
 /// - `EBADF`: `epfd`, then `fd`, is not open.
-/// - `EPERM`: `fd` cannot be polled. Also: it is user-level, and `epfd` a set of the kernel's.
+/// - `EPERM`: `fd` cannot be polled. Also: it is user-level and cannot be demoted, and `epfd` a set of the kernel's.
 /// - `EINVAL`: `epfd` is no set, or `fd` is the same one.
 /// - The errors of [`Epoll::ctl`](upoll::Epoll::ctl), and `EINVAL` for an unknown `op`.
 ///
@@ -148,7 +148,11 @@ fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Re
         // A kernel set would watch the kernel object behind, which never becomes ready. The kernel
         // first checks the fds, and whether the set watches the fd already.
         match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
-            Ok(()) | Err(Errno::NOENT) => demote(fd).map_err(|_| Errno::PERM)?,
+            Ok(()) | Err(Errno::NOENT) => demote(fd).map_err(|errno| {
+                // There may be watches, fds or memory later.
+                let may_work_later = errno == Errno::NOSPC || lacks_something(errno);
+                if may_work_later { errno } else { Errno::PERM }
+            })?,
             Err(errno) => return Err(errno),
         }
     }

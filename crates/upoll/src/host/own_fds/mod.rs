@@ -294,7 +294,8 @@ impl OwnFd {
         Err(error)
     }
 
-    /// Adds a seal to this kernel set, which was just opened. If that fails the seal is given up.
+    /// Adds a seal to this kernel set, which was just opened. If that fails the seal is given up, unless the kernel has only
+    /// no memory or no watches now: the next set is to have the same one, and each seal that is given up stays open.
     fn add_seal(&self, seal: &'static Seal, is_adopted: bool) -> Result<(), Errno> {
         let entry = self.entry;
         // Published, now look: a thread that moves the seal looks for sets after it has changed the fd.
@@ -328,7 +329,9 @@ impl OwnFd {
             Err(errno) => {
                 entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
                 seal.leave();
-                seal.give_up();
+                if !matches!(errno, Errno::NOSPC | Errno::NOMEM) {
+                    seal.give_up();
+                }
                 Err(errno)
             }
         }
