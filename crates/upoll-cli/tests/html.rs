@@ -118,7 +118,10 @@ impl Browser<'_> {
                 "--blink-settings=preferredColorScheme={}",
                 u8::from(!self.dark)
             ))
-            .arg(format!("--window-size={},{height}", self.width))
+            .arg(format!(
+                "--window-size={},{height}",
+                self.width.max(NARROWEST)
+            ))
             .arg(task)
             .arg(format!("file://{}", page.display()))
             .output()
@@ -136,7 +139,12 @@ impl Browser<'_> {
         let end = page.find("<meta http-equiv").unwrap();
         let policy_ends = end + page[end..].find('>').unwrap() + 1;
         let open = format!("{}{}", &page[..end], &page[policy_ends..]);
-        fs::write(&path, open.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
+        let mut probed = open.replace("</body>", &format!("{PROBE}</body>"));
+        if self.width < NARROWEST {
+            let quoted = probed.replace('&', "&amp;").replace('"', "&quot;");
+            probed = self.frame(&format!("srcdoc=\"{quoted}\""), 1000);
+        }
+        fs::write(&path, probed).unwrap();
         let [dom, reported] = self.open(&path, 1000, "--dump-dom");
         assert!(
             reported.contains("CONSOLE") && reported.contains("heard"),
@@ -147,10 +155,25 @@ impl Browser<'_> {
         serde_json::from_str(found).unwrap()
     }
 
+    /// Returns a page that shows another one in the width of this browser.
+    fn frame(&self, source: &str, height: u32) -> String {
+        format!(
+            "<!doctype html><body style=\"margin: 0\"><iframe style=\"border: 0; display: block\" \
+             width=\"{}\" height=\"{height}\" {source}></iframe></body>",
+            self.width
+        )
+    }
+
     /// Returns a picture of the unmodified page, in full height.
     fn screenshot(&self, page: &Path, height: u32) -> Picture {
         let path = self.folder.join("page.png");
-        let [_, reported] = self.open(page, height, &format!("--screenshot={}", path.display()));
+        let mut shown = page.to_owned();
+        if self.width < NARROWEST {
+            shown = self.folder.join("framed.html");
+            let frame = self.frame(&format!("src=\"file://{}\"", page.display()), height);
+            fs::write(&shown, frame).unwrap();
+        }
+        let [_, reported] = self.open(&shown, height, &format!("--screenshot={}", path.display()));
         assert!(!reported.contains("CONSOLE"), "{reported}");
         Picture::read(&path)
     }
@@ -203,7 +226,7 @@ const found = {
 const out = document.createElement("pre");
 out.id = "found";
 out.textContent = JSON.stringify(found);
-document.body.append(out);
+parent.document.body.append(out);
 </script>"##;
 
 /// Parses `rgb(1, 2, 3)`.
@@ -224,8 +247,11 @@ fn place(place: &Value) -> [f64; 4] {
 
 /// A window in which each table has all its columns.
 const DESK: u32 = 1280;
-/// About the width of a telephone's screen. Chromium has no narrower window.
-const TELEPHONE: u32 = 500;
+/// The width of a large telephone's screen, and the least in which the page has to be legible.
+const TELEPHONE: u32 = 480;
+
+/// The width of Chromium's narrowest window. A narrower page is in a frame of the window.
+const NARROWEST: u32 = 500;
 
 struct Picture {
     width: usize,

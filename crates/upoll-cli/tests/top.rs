@@ -1,12 +1,16 @@
 //! `upoll top` as a program: its output and its exit status.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 use upoll_fair_state::State;
 
 fn top(arguments: &[&str]) -> Output {
@@ -136,17 +140,24 @@ fn build_library() {
     assert!(cargo.status().expect("there is cargo").success());
 }
 
-/// Compiles a program of `tests/top`.
-fn compile(name: &str) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/top");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("top-{name}"));
+/// Compiles `tests/top/workers.c`.
+fn compile() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/top/workers.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("top-workers");
     let mut compiler = Command::new(std::env::var_os("CC").unwrap_or("cc".into()));
     compiler.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]);
-    compiler
-        .arg(&program)
-        .arg(sources.join(name).with_extension("c"));
+    compiler.arg(&program).arg(source);
     assert!(compiler.status().expect("there is a C compiler").success());
     program
+}
+
+/// Returns the program `workers`, which can be run with the library. The tests of this file run at once.
+fn workers() -> &'static Path {
+    static WORKERS: OnceLock<PathBuf> = OnceLock::new();
+    WORKERS.get_or_init(|| {
+        build_library();
+        compile()
+    })
 }
 
 /// A program that goes on at each line.
@@ -208,12 +219,11 @@ fn mapped(process: &str) -> PathBuf {
 
 #[test]
 fn the_sets_of_a_run_are_shown_with_the_share_of_each_thread() {
-    build_library();
+    let workers = workers();
     let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
-    let workers = compile("workers");
     // The shell has no sets, and becomes the program.
     command.args(["run", "--top", "--", "sh", "-c", "exec \"$0\""]);
-    command.arg(&workers);
+    command.arg(workers);
     let mut program = Steps::start(command);
     let answer = program.answer();
     let [process, set, first, second] = &answer[..] else {
@@ -278,11 +288,127 @@ fn the_sets_of_a_run_are_shown_with_the_share_of_each_thread() {
 
     // Without the option, nothing is shared.
     let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
-    command.args(["run", "--"]).arg(&workers);
+    command.args(["run", "--"]).arg(workers);
     let mut program = Steps::start(command);
     let process = program.answer().remove(0);
     let output = top(&["--once", &process]);
     let said = String::from_utf8(output.stderr).expect("text");
     assert!(said.contains("`upoll run --top`"), "{said}");
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// What a program draws on a terminal.
+struct Screen {
+    terminal: File,
+    drawn: String,
+    /// The number of views that were looked at.
+    seen: usize,
+}
+
+impl Screen {
+    /// Reads views until one is the wanted one, and returns its lines.
+    fn view(&mut self, is_wanted: impl Fn(&[&str]) -> bool) -> Vec<String> {
+        const CLEAR: &str = "\x1b[2J\r\x1b[H";
+        // Hundreds of views take more than a minute.
+        while self.seen < 1000 {
+            let mut bytes = [0; 4096];
+            let count = self.terminal.read(&mut bytes).expect("the program runs");
+            let text = std::str::from_utf8(&bytes[..count]).expect("figures are ASCII");
+            self.drawn.push_str(text);
+            let views: Vec<_> = self.drawn.split(CLEAR).skip(1).collect();
+            // A view is complete when the screen is cleared for the next one.
+            for view in views.iter().rev().skip(1).rev().skip(self.seen) {
+                self.seen += 1;
+                let view = view.trim_end_matches('\r').replace('\r', "");
+                let lines: Vec<_> = view.lines().collect();
+                if is_wanted(&lines) {
+                    return lines.into_iter().map(str::to_owned).collect();
+                }
+            }
+        }
+        panic!("no view is the wanted one: {:?}", self.drawn);
+    }
+}
+
+#[test]
+fn views_on_a_terminal_replace_each_other_until_ctrl_c() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+    command.args(["run", "--top", "--"]).arg(workers());
+    let mut program = Steps::start(command);
+    let answer = program.answer();
+    let [process, set, ..] = &answer[..] else {
+        panic!("{answer:?}")
+    };
+
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let controller = openpt(flags).expect("a terminal");
+    unlockpt(&controller).expect("it is a new one");
+    let user = File::from(ioctl_tiocgptpeer(&controller, flags).expect("its other end"));
+    let resize = |rows, columns| {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&user, size).expect("it is a terminal");
+    };
+    resize(24, 120);
+    let modes = |terminal: &File| {
+        let modes = tcgetattr(terminal).expect("it is a terminal");
+        let modes = (
+            modes.input_modes,
+            modes.output_modes,
+            modes.control_modes,
+            modes.local_modes,
+        );
+        format!("{modes:?}")
+    };
+    let before = modes(&user);
+    // Ctrl-C is a signal in a session of the terminal alone. A shell has its background jobs ignore it.
+    let mut top = Command::new("setsid")
+        .args(["--ctty", "env", "--default-signal=INT"])
+        .arg(env!("CARGO_BIN_EXE_upoll"))
+        .args(["top", "--interval", "0.1", process])
+        .stdin(user.try_clone().expect("a copy"))
+        .stdout(user.try_clone().expect("a copy"))
+        .stderr(user.try_clone().expect("a copy"))
+        .spawn()
+        .expect("it starts");
+
+    let mut screen = Screen {
+        terminal: controller.into(),
+        drawn: String::new(),
+        seen: 0,
+    };
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    // The first view has no rates yet.
+    let view = screen.view(|_| true);
+    let head = format!("upoll top: process {process}, 1 sets, 2 workers, 4 events");
+    assert_eq!(view[0], head);
+    assert!(view[2].contains(" - "), "{view:?}");
+    let view = screen.view(|_| true);
+    assert_eq!(view[0], head);
+    assert_eq!(words(&view[2])[..4], [process, set, "2", "no"]);
+    assert!(!view[2].contains(" - "), "{view:?}");
+    // The second set of the program is in a view soon after it was made, also if the terminal is small by then.
+    resize(8, 60);
+    program.go_on();
+    let other = program.answer().remove(0);
+    let is_other = |line: &&str| words(line).starts_with(&[process.clone(), other.clone()]);
+    let view = screen.view(|lines| lines.iter().any(is_other));
+    // The last row of the screen stays free, and no line is longer than the screen is wide.
+    assert_eq!(view.len(), 7, "{view:?}");
+    assert!(view.iter().all(|line| line.len() <= 60), "{view:?}");
+
+    let mut terminal = &screen.terminal;
+    terminal.write_all(b"\x03").expect("the terminal is open");
+    assert_eq!(top.wait().expect("a child").signal(), Some(libc::SIGINT));
+    assert_eq!(modes(&user), before);
+    // The cursor was not hidden, nor the other screen chosen.
+    assert!(!screen.drawn.contains("\x1b[?"), "{:?}", screen.drawn);
 }
