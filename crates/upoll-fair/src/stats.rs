@@ -47,7 +47,7 @@ pub(crate) fn prepare() {
     };
     let low = open(path);
     if let Err(error) = upoll_sys::result(low) {
-        // Of a program that another user executes, say: the report would be missing without a word.
+        // The report of a program that another user executes would otherwise be missing without a word.
         warning::write("cannot write statistics to", path, error);
     }
     if let Some(found) = identity(low) {

@@ -5,7 +5,7 @@ mod stack;
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
 use smoltcp::time::Instant;
@@ -107,10 +107,8 @@ fn serve(
 fn call_in_kernel(to: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect(to)?;
     stream.write_all(b"through the kernel")?;
-    stream.shutdown(std::net::Shutdown::Write)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+    stream.shutdown(Shutdown::Write)?;
+    io::read_to_string(stream)
 }
 
 fn call_in_user_space(stack: &Stack) -> io::Result<String> {
@@ -120,9 +118,7 @@ fn call_in_user_space(stack: &Stack) -> io::Result<String> {
     (&*socket).write_all(b"through a stack")?;
     socket.shutdown_write()?;
     wait_for(stack, &socket, Events::RDHUP)?;
-    let mut answer = String::new();
-    (&*socket).read_to_string(&mut answer)?;
-    Ok(answer)
+    io::read_to_string(&*socket)
 }
 
 fn wait_for(stack: &Stack, socket: &File<Socket>, events: Events) -> io::Result<()> {
@@ -140,13 +136,11 @@ fn main() -> io::Result<()> {
     let address = kernel.local_addr()?;
     let stack = Stack::new();
     let user = stack.listen(PORT, 4);
-    let server_stack = stack.clone();
-    let server = thread::spawn(move || serve(&server_stack, kernel, user, 2));
-    let kernel_client = thread::spawn(move || call_in_kernel(address));
-    println!(
-        "{}, {}",
-        call_in_user_space(&stack)?,
-        kernel_client.join().expect("no panic")?
-    );
-    server.join().expect("no panic")
+    thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&stack, kernel, user, 2));
+        let in_kernel = scope.spawn(|| call_in_kernel(address));
+        println!("{}", call_in_user_space(&stack)?);
+        println!("{}", in_kernel.join().expect("no panic")?);
+        server.join().expect("no panic")
+    })
 }

@@ -49,7 +49,7 @@ pub(crate) fn prepare() {
     if let Err(error) = open_report(path)
         && !path.is_empty()
     {
-        // Of a program that another user executes, say: the report would be missing without a word.
+        // The report of a program that another user executes would otherwise be missing without a word.
         warning::write("cannot write statistics to", path, error.raw());
         return;
     }

@@ -30,6 +30,7 @@ struct Inner {
 }
 
 /// The state of a socket that smoltcp does not keep.
+#[derive(Default)]
 struct Known {
     /// The queue of the file that the socket belongs to: its own, or its listener's. None once that is closed.
     queue: Option<Arc<WaitQueue>>,
@@ -140,9 +141,11 @@ impl Stack {
     }
     // ANCHOR_END: run
 
-    /// Returns after what time [`run`](Self::run) must be called again even if nothing happens.
+    /// Returns after which time [`run`](Self::run) must be called again even if nothing happens.
     pub fn delay(&self, now: Instant) -> Option<Duration> {
-        self.lock().delay(now)
+        let inner = &mut *self.lock();
+        let delay = inner.interface.poll_delay(now, &inner.sockets)?;
+        Some(Duration::from_micros(delay.total_micros()))
     }
 }
 
@@ -157,8 +160,7 @@ impl Inner {
             queue: Some(queue.clone()),
             is_listeners,
             was_connected: is_listeners,
-            error: None,
-            is_full: false,
+            ..Known::default()
         };
         self.known.insert(handle, known);
         handle
@@ -178,11 +180,6 @@ impl Inner {
         self.known
             .get_mut(&handle)
             .expect("each socket is known until it is forgotten")
-    }
-
-    fn delay(&mut self, now: Instant) -> Option<Duration> {
-        let delay = self.interface.poll_delay(now, &self.sockets)?;
-        Some(Duration::from_micros(delay.total_micros()))
     }
 
     fn states(&mut self) -> Vec<(SocketHandle, State, usize)> {
@@ -247,8 +244,7 @@ impl Inner {
     fn forget_closed(&mut self) {
         let Inner { sockets, known, .. } = self;
         known.retain(|&handle, known| {
-            let is_open = sockets.get::<tcp::Socket>(handle).is_open();
-            let keep = known.queue.is_some() || is_open;
+            let keep = known.queue.is_some() || sockets.get::<tcp::Socket>(handle).is_open();
             if !keep {
                 sockets.remove(handle);
             }
@@ -348,10 +344,9 @@ impl Socket {
         drop(inner);
         // Linux wakes in any case.
         self.queue.wake_all(Events::empty());
-        if is_over {
-            Err(ErrorKind::NotConnected.into())
-        } else {
-            Ok(())
+        match is_over {
+            true => Err(ErrorKind::NotConnected.into()),
+            false => Ok(()),
         }
     }
 
@@ -361,11 +356,8 @@ impl Socket {
     }
 
     fn take_error(&self, inner: &mut Inner) -> io::Result<()> {
-        inner
-            .known(self.handle)
-            .error
-            .take()
-            .map_or(Ok(()), |kind| Err(kind.into()))
+        let error = inner.known(self.handle).error.take();
+        error.map_or(Ok(()), |kind| Err(kind.into()))
     }
 }
 
@@ -381,11 +373,9 @@ impl Read for &Socket {
         if inner.known(self.handle).error != Some(ErrorKind::BrokenPipe) {
             self.take_error(&mut inner)?;
         }
-        let is_over = state != State::SynSent && !peer_may_send(state);
-        if is_over {
-            Ok(0)
-        } else {
-            Err(ErrorKind::WouldBlock.into())
+        match state == State::SynSent || peer_may_send(state) {
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => Ok(0),
         }
     }
 }
@@ -415,10 +405,9 @@ impl Pollable for Listener {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
         let (backlog, mut inner) = self.lock();
-        if first_connected(&backlog, &mut inner).is_some() {
-            Events::IN | Events::RDNORM
-        } else {
-            Events::empty()
+        match first_connected(&backlog, &mut inner) {
+            Some(_) => Events::IN | Events::RDNORM,
+            None => Events::empty(),
         }
     }
 
@@ -434,10 +423,8 @@ impl Pollable for Listener {
 impl Listener {
     /// Takes the locks, in the order in which all calls take them.
     fn lock(&self) -> (MutexGuard<'_, Vec<SocketHandle>>, MutexGuard<'_, Inner>) {
-        let backlog = self
-            .backlog
-            .lock()
-            .expect("nothing panics with the lock held");
+        let backlog = self.backlog.lock();
+        let backlog = backlog.expect("nothing panics with the lock held");
         (backlog, self.stack.lock())
     }
 
@@ -461,7 +448,6 @@ impl Listener {
 }
 
 fn first_connected(backlog: &[SocketHandle], inner: &mut Inner) -> Option<usize> {
-    backlog
-        .iter()
-        .position(|&handle| is_connected(inner.tcp(handle).state()))
+    let mut handles = backlog.iter();
+    handles.position(|&handle| is_connected(inner.tcp(handle).state()))
 }
