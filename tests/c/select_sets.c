@@ -42,7 +42,7 @@ static void limits_of_any_size(int ready)
 {
 	static const struct {
 		long seconds, microseconds;
-		/* Of the function, then of the system call: whether it succeeds, and the most seconds that may be left. */
+		/* The function, then the system call: whether it succeeds, and the most seconds that may be left. */
 		struct {
 			int succeeds;
 			long left;

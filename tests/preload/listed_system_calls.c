@@ -48,9 +48,9 @@ static const int own_of_all[] = {
 #endif
 };
 
-/* Of the C library for a child and an end. */
+/* The calls of the C library for a child and an end. */
 #define FORKS SYS_clone, SYS_wait4, SYS_exit_group
-/* Of the C library for a thread. */
+/* The calls of the C library for a thread. */
 #define THREADS SYS_clone3, SYS_rseq, SYS_brk, SYS_mprotect, SYS_exit, SYS_exit_group
 
 static const int own_of_counters[] = {SYS_eventfd2, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, FORKS};
@@ -65,7 +65,7 @@ static const int own_of_copies[] = {SYS_eventfd2, SYS_dup, SYS_fcntl, SYS_close,
 static const int own_of_sent_fds[] = {SYS_eventfd2, SYS_sendmsg, SYS_recvmsg, SYS_exit_group};
 
 #ifdef __x86_64__
-/* Of the loader and the start of the C library. */
+/* The calls of the loader and the start of the C library. */
 static const int own_of_a_start[] = {SYS_execve, SYS_brk, SYS_access, SYS_readlink, SYS_pread64, SYS_mprotect,
 	SYS_arch_prctl, SYS_set_tid_address, SYS_rseq, SYS_eventfd2, SYS_exit_group};
 #endif

@@ -179,7 +179,7 @@ fn is_readable(fd: RawFd) -> bool {
     unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
 }
 
-/// What the members of such a set are.
+/// The kind of a member of such a set.
 #[derive(Clone, Copy, Debug)]
 enum Member {
     None,

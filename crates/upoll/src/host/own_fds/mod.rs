@@ -294,8 +294,8 @@ impl OwnFd {
         Err(error)
     }
 
-    /// Adds a seal to this kernel set, which was just opened. If that fails the seal is given up, unless the kernel has only
-    /// no memory or no watches now: the next set is to have the same one, and each seal that is given up stays open.
+    /// Adds a seal to this kernel set, which was just opened. If that fails the seal is given up. If only memory or watches
+    /// are missing, it is not: each seal that is given up stays open, and the next set needs another one.
     fn add_seal(&self, seal: &'static Seal, is_adopted: bool) -> Result<(), Errno> {
         let entry = self.entry;
         // Published, now look: a thread that moves the seal looks for sets after it has changed the fd.
