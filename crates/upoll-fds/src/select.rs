@@ -50,7 +50,7 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
     let seconds = u64::try_from(tv_sec).map_err(|_| Errno::INVAL)?;
     let time = Duration::from_secs(seconds) + Duration::from_micros(microseconds.into());
     let time = time.min(LONGEST);
-    if time.is_zero() {
+    if time.is_zero() && tv_usec != 0 {
         // The C library writes the time that it has passed to the kernel, which leaves a limit of zero alone.
         // SAFETY: the caller's contract.
         unsafe { write_time(timeout, time) };
@@ -78,8 +78,7 @@ pub unsafe fn raw_select(
         // Microseconds may be more than a second, and make up for negative seconds. The sum wraps (`kern_select`).
         let seconds = timeout.tv_sec.wrapping_add(timeout.tv_usec / 1_000_000);
         let seconds = u64::try_from(seconds).map_err(|_| Errno::INVAL)?;
-        let microseconds =
-            u32::try_from(timeout.tv_usec % 1_000_000).map_err(|_| Errno::INVAL)?;
+        let microseconds = u32::try_from(timeout.tv_usec % 1_000_000).map_err(|_| Errno::INVAL)?;
         limit = Some(Duration::new(seconds, microseconds * 1_000));
     }
     // SAFETY: the caller's contract.

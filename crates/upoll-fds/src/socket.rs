@@ -491,7 +491,8 @@ pub unsafe fn getsockopt(
     value: *mut libc::c_void,
     size: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
-    if matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO) {
+    let is_unknown_there = matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO);
+    if level == libc::SOL_SOCKET && is_unknown_there {
         demote_socket(fd)?;
     }
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.

@@ -15,7 +15,7 @@ use super::nesting::sets_above;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileId};
-use crate::sync::{AtomicUsize, Ordering, fence_after_rmw, statics};
+use crate::sync::{AtomicUsize, Ordering, fence, fence_after_rmw, statics};
 
 statics! {
     /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
@@ -128,6 +128,9 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
 /// `EBUSY`: no thread can wait for such a callback. `ENOMEM`: there is no memory to walk the sets above. Further errors are
 /// those of [`attend`](super::backend::KernelBackend::attend).
 pub(crate) fn attend_silent_member(set: &Description<Set>) -> Result<(), Errno> {
+    // Another thread may have made the backend, and be about to pass this fence. A callback that does not see the backend is
+    // counted here.
+    fence(Ordering::SeqCst);
     if CALLBACKS.load(Ordering::SeqCst) == 0 {
         return Ok(());
     }

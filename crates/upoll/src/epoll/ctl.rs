@@ -109,8 +109,10 @@ impl Forgotten {
     fn finish_unpolled(self) {
         if let Some(pass_on) = self.pass_on {
             let key = pass_on.interest & (Events::IN | Events::OUT);
-            // SAFETY: `file` keeps the object alive that the queue is part of.
-            unsafe { pass_on.forward(key) };
+            if !key.is_empty() {
+                // SAFETY: `file` keeps the object alive that the queue is part of.
+                unsafe { pass_on.forward(key) };
+            }
         }
     }
 }

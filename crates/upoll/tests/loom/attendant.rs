@@ -4,6 +4,7 @@
 //! Each model ends with [`all_leave`]: an attendant with a registration that nobody ends would not end either.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
 use loom::thread;
 use upoll::kernel_model::{Source, pass_time};
@@ -104,6 +105,19 @@ fn a_callback_that_begins_as_the_first_kernel_member_is_added_learns_of_its_even
     });
 }
 
+/// The set with the first kernel member becomes a member of the set for which the callback waits.
+#[test]
+fn a_callback_learns_of_events_in_a_set_that_is_added_as_its_first_kernel_member_is() {
+    model(2, || {
+        let (below, set, source) = (Epoll::new().unwrap(), Epoll::new().unwrap(), Source::new());
+        let waiter = Waiter::in_set(&set);
+        let adding = adds(&below, &source);
+        set.add(&below, IN).unwrap();
+        adding.join().unwrap();
+        hears_and_ends(waiter, &source);
+    });
+}
+
 /// If the registration begins after the end of its callback, the thread that begins it ends it.
 #[test]
 fn a_callback_that_ends_as_the_first_kernel_member_is_added_leaves_no_registration() {
@@ -174,11 +188,18 @@ fn a_callback_learns_of_an_event_of_a_kernel_fd() {
 fn an_event_that_comes_as_its_callback_ends_finds_nobody() {
     model(3, || {
         let (set, source) = set_with_source();
-        let waiters = (Waiter::in_set(&set), Waiter::at_source(&source));
-        let ending = thread::spawn(move || drop(waiters));
+        let waiters = [Waiter::in_set(&set), Waiter::at_source(&source)];
+        let calls = waiters.each_ref().map(|waiter| waiter.told.clone());
+        let calls_so_far = move || calls.each_ref().map(|calls| calls.load(Ordering::SeqCst));
+        let count = calls_so_far.clone();
+        let ending = thread::spawn(move || {
+            drop(waiters);
+            count()
+        });
         source.set_readable(true);
-        ending.join().unwrap();
+        let at_the_end = ending.join().unwrap();
         assert_eq!(harvest(&set), 1);
         all_leave();
+        assert_eq!(calls_so_far(), at_the_end);
     });
 }
