@@ -10,7 +10,7 @@ use crate::output;
 
 /// Prints the page of `command`, one of the commands of `all`.
 pub(crate) fn print(mut all: clap::Command, command: &str) -> Result<ExitCode> {
-    // Gives the commands their full names.
+    // The commands get their full names.
     all.build();
     let version = format!("upoll {}", all.get_version().unwrap_or_default());
     let command = all
@@ -37,8 +37,8 @@ pub(crate) fn print(mut all: clap::Command, command: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the options with the paragraphs and lists of their texts, which the generator leaves to the formatter to
-/// join: a paragraph follows a blank line, and an entry of a list begins with a dash.
+/// Returns the options with the paragraphs and lists of their texts, which the formatter would join. A paragraph follows a
+/// blank line, and an entry of a list begins with a dash.
 fn with_paragraphs(options: &str) -> String {
     options
         .replace("\n\n", "\n.IP\n")

@@ -297,7 +297,7 @@ fn the_sets_of_a_run_are_shown_with_the_share_of_each_thread() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// What a program draws on a terminal.
+/// The terminal that a program draws on.
 struct Screen {
     terminal: File,
     drawn: String,

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::Errno;
 use upoll::internal::own_fds::{self, KeptFile};
+use upoll_sys::text::Text;
 use upoll_sys::warning;
 
 pub(crate) use crate::calls::Call;
@@ -134,7 +135,7 @@ pub(crate) fn report() {
     };
     if identity(to) == Some(known_identity()) {
         // Nobody could be told of an error.
-        let _ = kernel::write_all(to, &text.bytes[..text.len]);
+        let _ = kernel::write_all(to, text.as_bytes());
     }
 }
 
@@ -196,42 +197,19 @@ fn sums(call: usize) -> [u64; 2] {
 
 /// The text of the report. Not a `String`: a signal handler may call `_exit` in the midst of an
 /// allocation.
-struct Text {
-    bytes: [u8; 2048],
-    len: usize,
-}
-
-impl Text {
-    /// Appends as many bytes as there is room for.
-    fn add(&mut self, bytes: &[u8]) {
-        let room = &mut self.bytes[self.len..];
-        let len = bytes.len().min(room.len());
-        room[..len].copy_from_slice(&bytes[..len]);
-        self.len += len;
-    }
-}
-
-impl Write for Text {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.add(text.as_bytes());
-        Ok(())
-    }
-}
+type Report = Text<2048>;
 
 /// Returns the report, or `None` if the program had nothing to do with objects that could be served
 /// here.
-fn text() -> Option<Text> {
-    let mut text = Text {
-        bytes: [0; 2048],
-        len: 0,
-    };
+fn text() -> Option<Report> {
+    let mut text = Report::new();
     unsafe extern "C" {
         static program_invocation_short_name: *const libc::c_char;
     }
     // SAFETY: the C library's pointer to the name of the program, a C string.
     let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
     let mut served = 0;
-    let mut line = |text: &mut Text, name: &str, [here, kernel]: [u64; 2]| {
+    let mut line = |text: &mut Report, name: &str, [here, kernel]: [u64; 2]| {
         served += here;
         if here + kernel > 0 {
             // Text beyond the room is dropped.

@@ -14,6 +14,7 @@ pub mod jitter;
 pub mod membarrier;
 pub mod shared_file;
 pub mod signals;
+pub mod text;
 pub mod warning;
 
 #[doc(hidden)]

@@ -3,14 +3,15 @@
 //! Only then is fd 2 known to be standard error: the program may close it later, and open a file of its own there.
 
 use std::ffi::{CStr, c_char};
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
 use crate::syscall;
+use crate::text::Text;
 
 /// Writes "upoll: PROGRAM (PID) `what` `path`: ERROR" to standard error.
 ///
-/// The line is left out where it could block or end the process, or where fd 2 takes no text: `ppoll(2)` comes before
-/// `write(2)`, as a pipe without a reader would raise `SIGPIPE`.
+/// The line is left out where it could block or end the process, or where fd 2 takes no text. A pipe without a reader
+/// would raise `SIGPIPE`, so `ppoll(2)` comes before `write(2)`.
 #[cold]
 pub fn write(what: &str, path: &CStr, error: i32) {
     unsafe extern "C" {
@@ -25,10 +26,8 @@ pub fn write(what: &str, path: &CStr, error: i32) {
         unsafe { libc::strerror_r(error, reason.as_mut_ptr().cast(), reason.len()) } == 0;
     // SAFETY: the C library's pointer to the name of the program, a C string.
     let program = unsafe { CStr::from_ptr(program_invocation_short_name) };
-    let mut line = Line {
-        bytes: [0; 1024],
-        len: 0,
-    };
+    // The library has just started, and leaves the program's allocator alone.
+    let mut line = Text::<1024>::new();
     line.add(b"upoll: ");
     line.add(&program.to_bytes()[..program.count_bytes().min(256)]);
     // SAFETY: the call has no arguments.
@@ -51,8 +50,8 @@ pub fn write(what: &str, path: &CStr, error: i32) {
         syscall!(
             SYS_write,
             libc::STDERR_FILENO,
-            line.bytes.as_ptr(),
-            line.len
+            line.as_bytes().as_ptr(),
+            line.as_bytes().len()
         )
     };
 }
@@ -82,27 +81,4 @@ fn takes_a_line() -> bool {
     // SAFETY: the kernel reads and writes the two structures, which are live.
     let polled = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, &raw const no_time, 0, 0) };
     polled == Ok(1) && entry.revents == libc::POLLOUT
-}
-
-/// A line on the stack: the library has just started, and leaves the program's allocator alone.
-struct Line {
-    bytes: [u8; 1024],
-    len: usize,
-}
-
-impl Line {
-    /// Appends as many bytes as there is room for.
-    fn add(&mut self, bytes: &[u8]) {
-        let room = &mut self.bytes[self.len..];
-        let len = bytes.len().min(room.len());
-        room[..len].copy_from_slice(&bytes[..len]);
-        self.len += len;
-    }
-}
-
-impl fmt::Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.add(text.as_bytes());
-        Ok(())
-    }
 }

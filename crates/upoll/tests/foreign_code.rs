@@ -90,7 +90,7 @@ impl Pollable for Interrupted {
     }
 }
 
-/// Lets the `poll` of an ADD panic after a wakeup of one of two queues has chosen the new item. Another set waits exclusively
+/// An ADD whose `poll` panics after a wakeup of one of two queues has chosen the new item. Another set waits exclusively
 /// for the same event. `as_batch` makes the ADD in a batch.
 #[cfg(feature = "std")]
 fn an_add_that_takes_a_wakeup_and_breaks(queue: usize, as_batch: bool) {
