@@ -16,7 +16,6 @@ use upoll::{Epoll, Event};
 
 use self::notified::reported;
 use self::rotating::{LONG, Source, workers_set};
-use self::threads::until_asleep;
 
 const WORKERS: usize = 2;
 /// The events before the calls are counted, and those that are counted.
@@ -60,11 +59,19 @@ impl Worker {
     /// Waits until the kernel has begun more than `sleeps` waits of this worker, and the worker sleeps in the last one.
     fn until_asleep(&self, sleeps: usize) {
         let begun = Instant::now();
-        while self.sleeps.load(Ordering::SeqCst) <= sleeps {
+        // A thread also sleeps until its next call is answered.
+        while self.sleeps.load(Ordering::SeqCst) <= sleeps || !self.is_in_a_wait() {
             assert!(begun.elapsed() < LONG, "a worker does not sleep");
             thread::sleep(Duration::from_micros(100));
         }
-        until_asleep(self.tid.load(Ordering::SeqCst));
+    }
+
+    /// Returns whether the worker sleeps in a wait, by the kernel function that it sleeps in.
+    fn is_in_a_wait(&self) -> bool {
+        let tid = self.tid.load(Ordering::SeqCst);
+        let function = std::fs::read_to_string(format!("/proc/self/task/{tid}/wchan"));
+        let waits = ["epoll", "ep_poll", "poll_schedule"];
+        function.is_ok_and(|function| waits.iter().any(|wait| function.contains(wait)))
     }
 }
 
