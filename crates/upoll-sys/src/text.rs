@@ -47,7 +47,7 @@ impl<const ROOM: usize> fmt::Debug for Text<ROOM> {
     }
 }
 
-/// What has no room is dropped.
+/// Bytes for which there is no room are dropped.
 impl<const ROOM: usize> fmt::Write for Text<ROOM> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.add(text.as_bytes());
