@@ -10,15 +10,12 @@ use crate::text::Text;
 
 /// Writes "upoll: PROGRAM (PID) `what` `path`: ERROR" to standard error.
 ///
-/// The line is left out where it could block or end the process, or where fd 2 takes no text. A pipe without a reader
-/// would raise `SIGPIPE`, so `ppoll(2)` comes before `write(2)`.
+/// The line is left out where fd 2 takes no text, is full, or has no reader: a pipe would raise `SIGPIPE`, so `ppoll(2)`
+/// comes before `write(2)`.
 #[cold]
 pub fn write(what: &str, path: &CStr, error: i32) {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
-    }
-    if !takes_a_line() {
-        return;
     }
     let mut reason = [0; 128];
     // SAFETY: the buffer has that size, and the call leaves a C string in it.
@@ -45,18 +42,21 @@ pub fn write(what: &str, path: &CStr, error: i32) {
         }
     }
     line.add(b"\n");
-    // SAFETY: the kernel reads the bytes, which are live. There is nowhere to report an error to.
-    let _ = unsafe {
-        syscall!(
-            SYS_write,
-            libc::STDERR_FILENO,
-            line.as_bytes().as_ptr(),
-            line.as_bytes().len()
-        )
-    };
+    let (fd, text, len) = (
+        libc::STDERR_FILENO,
+        line.as_bytes().as_ptr(),
+        line.as_bytes().len(),
+    );
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel reads the bytes, which are live.
+    let sent = unsafe { syscall!(SYS_sendto, fd, text, len, flags, 0, 0) };
+    if sent == Err(libc::ENOTSOCK) && takes_a_line() {
+        // SAFETY: as above. There is nowhere to report an error to.
+        let _ = unsafe { syscall!(SYS_write, fd, text, len) };
+    }
 }
 
-/// Returns whether standard error takes a line at once.
+/// Returns whether standard error, which is no socket, takes a line at once.
 fn takes_a_line() -> bool {
     // SAFETY: all zeros is a valid value.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -65,7 +65,7 @@ fn takes_a_line() -> bool {
         return false;
     }
     // Not an eventfd or the like, for which a text is a number.
-    let kinds = [libc::S_IFCHR, libc::S_IFIFO, libc::S_IFREG, libc::S_IFSOCK];
+    let kinds = [libc::S_IFCHR, libc::S_IFIFO, libc::S_IFREG];
     if !kinds.contains(&(found.st_mode & libc::S_IFMT)) {
         return false;
     }

@@ -128,10 +128,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
 /// `EBUSY`: no thread can wait for such a callback. `ENOMEM`: there is no memory to walk the sets above. Further errors are
 /// those of [`attend`](super::backend::KernelBackend::attend).
 pub(crate) fn attend_silent_member(set: &Description<Set>) -> Result<(), Errno> {
-    // Another thread may have made the backend, and be about to pass this fence. A callback that does not see the backend is
-    // counted here.
-    fence(Ordering::SeqCst);
-    if CALLBACKS.load(Ordering::SeqCst) == 0 {
+    if !are_any() {
         return Ok(());
     }
     match attend_callbacks(set, &mut Visited::default()) {
@@ -142,10 +139,17 @@ pub(crate) fn attend_silent_member(set: &Description<Set>) -> Result<(), Errno> 
 
 /// The same for the members of the set `below`, if it has any, which `set` watches by now.
 pub(super) fn attend_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
-    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_silent_members(below, &mut Visited::default())? {
+    if are_any() && has_silent_members(below, &mut Visited::default())? {
         attend_silent_member(set)?;
     }
     Ok(())
+}
+
+/// Returns whether there is a callback on any set. It has seen the backends that the caller has seen, or is counted here:
+/// the thread that made one may not have passed a fence yet.
+fn are_any() -> bool {
+    fence(Ordering::SeqCst);
+    CALLBACKS.load(Ordering::SeqCst) > 0
 }
 
 fn attend_callbacks(set: &Description<Set>, visited: &mut Visited) -> Result<(), Errno> {
