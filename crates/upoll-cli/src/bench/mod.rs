@@ -64,6 +64,12 @@ pub(crate) struct Options {
     /// The requests come at full load. They are at most eight times those that this takes with equal shares.
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=100_000), default_value_t = fair::WARM_UP)]
     warm_up: u64,
+    /// Gives the servers in `fair` one half of the processors and their clients the other.
+    ///
+    /// Clients on the processors of a server preempt its workers. Those switches have nothing to do with the way in which
+    /// workers are woken.
+    #[arg(long)]
+    apart: bool,
     /// Measures less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
@@ -250,9 +256,14 @@ impl Run<'_> {
                 servers,
                 policies,
                 warm_up,
+                apart,
                 ..
             } = self.options;
-            fair = fair::measure(effort, *warm_up, servers, policies)?;
+            let conditions = fair::Conditions {
+                warm_up: *warm_up,
+                processors: fair::Processors::new(cpus, *apart)?,
+            };
+            fair = fair::measure(effort, &conditions, servers, policies)?;
             Ok(())
         })?;
         self.progress.finish_and_clear();

@@ -560,6 +560,9 @@ fn about_fair(fair: &Fair) -> String {
          workers' shares; before the first load each worker of a new server has answered at least {} requests",
         fair.rounds, fair.warm_up
     );
+    if fair.apart {
+        about += "; the servers have one half of the processors and the clients the other";
+    }
     let cold = |row: &&Served| row.load == "full" && row.warmed_by < fair.warm_up;
     for row in fair.served.iter().filter(cold) {
         about += &format!(

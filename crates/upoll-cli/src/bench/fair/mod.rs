@@ -8,13 +8,14 @@ mod load;
 mod processes;
 mod servers;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use upoll_fair_state::Counts;
 
 use self::load::{Outcome, Pace};
 use self::processes::Used;
 use self::servers::{KINDS, Kind, Server, Shares, Way};
+use super::machine;
 use super::measure::Spread;
 use crate::interrupt;
 
@@ -44,6 +45,44 @@ impl Effort {
 /// The number of requests that each worker of a new server answers before the first load. Puma has collected all garbage
 /// for the first time by then. Node has not compiled its functions, which takes 2 000 requests.
 pub(super) const WARM_UP: u64 = 300;
+
+/// The conditions of a run, which are the same for all servers.
+pub(super) struct Conditions {
+    /// The number of requests that each worker of a new server is to answer before the first load.
+    pub(super) warm_up: u64,
+    pub(super) processors: Processors,
+}
+
+/// The processors of the servers and of their clients. They are the same ones, unless the two are kept apart.
+pub(super) struct Processors {
+    servers: Vec<usize>,
+    clients: Vec<usize>,
+}
+
+impl Processors {
+    /// Has servers and clients share `cpus`, or with `apart` gives each of them a half.
+    ///
+    /// # Errors
+    /// The two are to be kept apart, and there is but one processor.
+    pub(super) fn new(cpus: &[usize], apart: bool) -> Result<Self> {
+        let (servers, clients) = match apart {
+            false => (cpus, cpus),
+            true => cpus.split_at(cpus.len() / 2),
+        };
+        ensure!(
+            !servers.is_empty(),
+            "--apart needs two processors, and this process may use one"
+        );
+        Ok(Processors {
+            servers: servers.to_vec(),
+            clients: clients.to_vec(),
+        })
+    }
+
+    fn are_apart(&self) -> bool {
+        self.servers != self.clients
+    }
+}
 
 /// The load as a part of the server's capacity.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,20 +180,23 @@ pub(super) struct Fair {
     pub(super) rounds: usize,
     /// The number of requests that each worker was to answer before the first load.
     pub(super) warm_up: u64,
+    /// The servers had other processors than the clients.
+    pub(super) apart: bool,
     pub(super) served: Vec<Served>,
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Measures the named servers, or all, with each of the policies. Workers are warmed by `warm_up` requests each.
+/// Measures the named servers, or all, with each of the policies.
 pub(super) fn measure(
     effort: Effort,
-    warm_up: u64,
+    conditions: &Conditions,
     names: &[String],
     policies: &[String],
 ) -> Result<Fair> {
     let mut fair = Fair {
         rounds: effort.rounds,
-        warm_up,
+        warm_up: conditions.warm_up,
+        apart: conditions.processors.are_apart(),
         ..Fair::default()
     };
     for kind in &KINDS {
@@ -167,7 +209,7 @@ pub(super) fn measure(
                 .workers
                 .iter()
                 .try_fold(Vec::new(), |mut served, &workers| {
-                    served.extend(of_server(kind, workers, effort, warm_up, policies)?);
+                    served.extend(of_server(kind, workers, effort, conditions, policies)?);
                     Ok(served)
                 })
                 .map_err(|error: anyhow::Error| format!("{error:#}")),
@@ -192,7 +234,7 @@ fn of_server(
     kind: &Kind,
     workers: usize,
     effort: Effort,
-    warm_up: u64,
+    conditions: &Conditions,
     policies: &[String],
 ) -> Result<Vec<Served>> {
     interrupt::check()?;
@@ -201,8 +243,13 @@ fn of_server(
         .chain(policies.iter().map(|policy| Way::Fair(policy)))
         .collect();
     let start = |way| {
-        let server = kind.start(workers, way)?;
-        let warmed_by = warm(kind, &server, workers, warm_up);
+        // A process has the processors of the thread that starts it, and so have a thread's own threads.
+        let Processors { servers, clients } = &conditions.processors;
+        machine::pin(servers).context("binding to the servers' processors")?;
+        let server = kind.start(workers, way);
+        machine::pin(clients).context("binding to the clients' processors")?;
+        let server = server?;
+        let warmed_by = warm(kind, &server, workers, conditions.warm_up);
         anyhow::Ok((server, warmed_by))
     };
     let most = {
@@ -412,6 +459,18 @@ impl Served {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_and_clients_share_the_processors_unless_they_are_kept_apart() {
+        let of = |cpus: &[usize], apart| {
+            let found = Processors::new(cpus, apart).ok()?;
+            Some((found.servers, found.clients))
+        };
+        assert_eq!(of(&[0, 2, 3], false), Some((vec![0, 2, 3], vec![0, 2, 3])));
+        assert_eq!(of(&[0, 2, 3], true), Some((vec![0], vec![2, 3])));
+        assert_eq!(of(&[1], false), Some((vec![1], vec![1])));
+        assert_eq!(of(&[1], true), None);
+    }
 
     #[test]
     fn workers_that_answer_nothing_count() {
