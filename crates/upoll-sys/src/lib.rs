@@ -11,6 +11,7 @@ pub mod futex;
 pub mod interruptible;
 #[cfg(upoll_jitter)]
 pub mod jitter;
+pub mod limits;
 pub mod membarrier;
 pub mod shared_file;
 pub mod signals;

@@ -5,13 +5,15 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 
+use crate::Epoll;
 use crate::channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
+use crate::epoll::any_hangs_up;
 use crate::epoll::backend::KernelBackend;
-use crate::epoll::{Epoll, any_hangs_up};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileRef};
+use crate::file::Description;
+use crate::open_file::FileRef;
 use crate::pipe::{PipeReader, PipeWriter};
 use crate::readiness::TaskWait;
 use crate::socketpair::StreamSocket;
@@ -446,7 +448,7 @@ mod tests {
 
     use super::*;
     use crate::epoll::Set;
-    use crate::epoll::interest::{Interests, Item};
+    use crate::epoll::interest::Interests;
     use crate::file::{Description, InKernel};
     use crate::wait::Deferred;
 
@@ -506,10 +508,10 @@ mod tests {
         fn has_level_source(&self) -> bool {
             false
         }
-        fn had_turn(&self, _: &Interests, _: *const Item) {}
+        fn had_turn(&self, _: u32) {}
         fn apply_slack(&self, _: &Set) {}
-        fn left_turn(&self, _: &Interests, _: *const Item) {}
-        fn len(&self) -> usize {
+        fn left_turn(&self, _: u32) {}
+        fn count(&self) -> usize {
             1
         }
         fn show_fdinfo(&self, _: &mut dyn fmt::Write) -> fmt::Result {

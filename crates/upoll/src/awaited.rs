@@ -9,9 +9,10 @@ use crate::errno::Errno;
 use crate::events::Events;
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::file::File;
-use crate::file::{Description, FileRef, Held};
+use crate::file::{Description, Held};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::host::AttendedFd;
+use crate::open_file::FileRef;
 use crate::target::Target;
 use crate::wait::Wake;
 
@@ -33,7 +34,10 @@ impl Awaited {
     #[inline]
     pub(crate) fn begin(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         match target {
-            Target::File(file) => Ok(Self::begun(begin_at(file, interest)?, file.keep())),
+            Target::File(file) => Ok(Self::begun(
+                begin_at(file.description(), interest)?,
+                file.keep(),
+            )),
             #[cfg(any(feature = "std", upoll_loom))]
             _ => Self::of_kernel_fd(target, interest),
         }
@@ -43,7 +47,7 @@ impl Awaited {
     #[cold]
     fn of_kernel_fd(target: Target<'_>, interest: Events) -> Result<Self, Errno> {
         let file = AttendedFd::open(target.kernel().ok_or(Errno::PERM)?, interest)?;
-        let is_counted = begin_at(file.as_file_ref(), interest)?;
+        let is_counted = begin_at(file.as_file_ref().description(), interest)?;
         let mut awaited = Self::begun(is_counted, file.as_file_ref().keep());
         awaited.kernel_fd = Some(file);
         Ok(awaited)
@@ -55,7 +59,10 @@ impl<'a> Awaited<&'a Description> {
     /// As [`Watch::new`](crate::Watch::new).
     #[inline]
     pub(crate) fn borrow(file: FileRef<'a>, interest: Events) -> Result<Self, Errno> {
-        Ok(Self::begun(begin_at(file, interest)?, file.description()))
+        Ok(Self::begun(
+            begin_at(file.description(), interest)?,
+            file.description(),
+        ))
     }
 }
 
@@ -73,11 +80,11 @@ impl<F: Deref<Target = Description>> Awaited<F> {
 
 /// Prepares a file for a callback or task that waits for it. Returns whether the file counts that.
 #[inline]
-fn begin_at(file: FileRef<'_>, interest: Events) -> Result<bool, Errno> {
-    if let Some(source) = file.description().kernel_source() {
+fn begin_at(file: &Description, interest: Events) -> Result<bool, Errno> {
+    if let Some(source) = file.kernel_source() {
         source.prepare_queue()?;
     }
-    callbacks::begin(file.description(), interest)
+    callbacks::begin(file, interest)
 }
 
 impl<F: Deref<Target = Description>> Drop for Awaited<F> {

@@ -84,65 +84,54 @@
 
 extern crate alloc;
 
+// The layers below: `crate::wait` is the core's, as it is for the core itself.
+#[cfg(any(feature = "std", upoll_loom))]
+use upoll_core::clock;
+#[cfg(all(feature = "std", not(upoll_loom)))]
+use upoll_core::forks;
+use upoll_core::{epoll, errno, events, file, memory, schedule, sync, tally, trace, wait};
+
 mod async_io;
 mod awaited;
 pub mod channel;
-mod clock;
 #[cfg(any(feature = "std", upoll_loom))]
 mod descriptor;
-mod epoll;
+mod epoll_create;
 mod epoll_ctl;
-mod errno;
 mod eventfd;
-mod events;
-mod file;
-#[cfg(any(feature = "std", upoll_loom))]
-mod forks;
 #[cfg(any(feature = "std", upoll_loom))]
 #[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod host;
-mod memory;
+mod open_file;
 mod pages;
 mod pipe;
 mod poll;
 mod poll_context;
 mod readiness;
 mod registrations;
-mod schedule;
 mod select;
 #[cfg(any(feature = "std", upoll_loom))]
 #[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod sleep;
 mod socketpair;
-mod steps;
-mod sync;
-mod tally;
 mod target;
 mod timers;
-mod trace;
 mod two_ends;
-mod wait;
 mod watch;
 
 pub use crate::async_io::EventStream;
 #[cfg(any(feature = "std", upoll_loom))]
-pub use crate::clock::Clock;
-#[cfg(any(feature = "std", upoll_loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
-pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
+pub use crate::epoll_create::Epoll;
 pub use crate::epoll_ctl::CtlCommand;
-pub use crate::errno::Errno;
 #[cfg(upoll_loom)]
 pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
-pub use crate::events::{Event, Events};
-pub use crate::file::{File, FileId, FileRef, PollTable, Pollable};
-#[cfg(upoll_loom)]
-pub use crate::forks::generation;
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::host::ReadinessFd;
 #[cfg(upoll_loom)]
 pub use crate::host::{LockModel, OwnSet, join_attendants, kernel as kernel_model};
+pub use crate::open_file::{File, FileRef};
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
@@ -156,19 +145,29 @@ pub use crate::sleep::{
 #[cfg(upoll_loom)]
 pub use crate::sleep::{PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select};
 pub use crate::socketpair::{ReceiveFlags, Shutdown, SocketFlags, StreamSocket, socketpair};
-#[cfg(all(upoll_count_locks, not(upoll_loom)))]
-pub use crate::sync::LockCounts;
-#[cfg(upoll_loom)]
-pub use crate::sync::{Lock, Rule, break_rule, sequenced};
-pub use crate::tally::Counters;
 pub use crate::target::{Source, Target};
 pub use crate::timers::{Timer, TimerSetting, Timers};
-pub use crate::wait::WaitQueue;
-#[cfg(upoll_loom)]
-pub use crate::wait::share_scopes;
 pub use crate::watch::Watch;
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub use crate::{poll::poll_now, select::select_now};
+#[cfg(any(feature = "std", upoll_loom))]
+pub use upoll_core::Clock;
+#[cfg(upoll_loom)]
+pub use upoll_core::forks::generation;
+#[cfg(all(upoll_count_locks, not(upoll_loom)))]
+pub use upoll_core::sync::LockCounts;
+#[cfg(upoll_loom)]
+pub use upoll_core::sync::{Lock, Rule, break_rule, sequenced};
+#[cfg(upoll_loom)]
+pub use upoll_core::wait::share_scopes;
+#[doc(inline)]
+pub use upoll_core::{
+    Counters, CreateFlags, Errno, Event, Events, FileId, Op, PollTable, Pollable, WaitQueue,
+    WatchLimit,
+};
+
+#[doc(hidden)]
+pub use upoll_core::breakable;
 
 /// Items that the other crates of upoll need and no program does. It may change with every version.
 #[doc(hidden)]
@@ -179,13 +178,15 @@ pub mod internal {
     pub use crate::host::{
         WIPED_WORDS, begin_in_child, kernel::check_open, watch_forks, wiped_words,
     };
-    pub use crate::memory::{SharedBox, boxed};
     pub use crate::pages::PageView;
     #[cfg(all(feature = "std", not(upoll_loom)))]
     pub use crate::sleep::prepare_thread_ends;
     #[cfg(any(feature = "std", upoll_loom))]
     pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
     pub use crate::socketpair::{SocketContents, SocketMessage};
+    pub use upoll_core::memory::{SharedBox, boxed};
+    #[cfg(all(debug_assertions, feature = "std", not(upoll_loom)))]
+    pub use upoll_core::steps::{Step, steps_of};
     #[cfg(all(upoll_jitter, feature = "std", not(upoll_loom)))]
     pub use upoll_sys::jitter;
 }

@@ -10,7 +10,8 @@ use crate::errno::Errno;
 use crate::events::Events;
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::file::Description;
-use crate::file::{FileRef, PollTable};
+use crate::file::PollTable;
+use crate::open_file::FileRef;
 use crate::target::{Source, Target};
 
 /// One entry of a [`poll`](crate::poll()): an object, and the events to poll it for (`struct pollfd`).

@@ -13,8 +13,9 @@ use crate::epoll::HANG_UP;
 use crate::epoll::ctl::as_set;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileRef, Held, PollTable};
+use crate::file::{Description, Held, PollTable};
 use crate::memory::boxed;
+use crate::open_file::FileRef;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::{

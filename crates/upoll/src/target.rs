@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::descriptor::{Descriptor, DescriptorRef};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
-use crate::file::{File, FileRef, Pollable};
+use crate::file::Pollable;
+use crate::open_file::{File, FileRef};
 
 /// The file that `epoll_ctl`, `poll` or `select` acts on.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +85,7 @@ macro_rules! is_source {
             #[must_use]
             #[inline]
             pub fn as_file_ref(&self) -> $crate::FileRef<'_> {
-                self.file.as_file_ref()
+                $crate::FileRef(self.file.as_file_ref())
             }
         }
 

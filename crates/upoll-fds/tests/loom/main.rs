@@ -20,7 +20,7 @@ mod held;
 mod passivity;
 #[path = "../../src/plain_sets.rs"]
 mod plain_sets;
-#[path = "../../../upoll/src/sync/sequenced.rs"]
+#[path = "../../../upoll-core/src/sync/sequenced.rs"]
 mod sequenced;
 #[path = "../../src/slot/mod.rs"]
 mod slot;

@@ -3,8 +3,9 @@
 #[cfg(all(feature = "std", not(upoll_loom)))]
 use std::os::fd::BorrowedFd;
 
+use crate::Epoll;
+use crate::epoll::Op;
 use crate::epoll::ctl_pass::CtlPass;
-use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::target::{Source, Target};
@@ -142,17 +143,17 @@ impl Epoll {
     /// Executes the rest of a batch from the command `at` on. Returns how many of all have succeeded.
     #[inline(never)]
     fn ctl_from(&self, mut at: usize, commands: &mut [CtlCommand<'_>]) -> usize {
-        let mut pass = CtlPass::new(self);
+        let mut pass = CtlPass::new(&self.file);
         while let Some(command) = commands.get_mut(at) {
             if command.target.is_file() {
-                let result = apply(&mut pass, command);
+                let result = apply(self, &mut pass, command);
                 command.result = result;
                 if result.is_err() {
                     break;
                 }
                 at += 1;
             } else {
-                let (done, result) = apply_in_kernel(&mut pass, &mut commands[at..]);
+                let (done, result) = apply_in_kernel(self, &mut pass, &mut commands[at..]);
                 at += done;
                 if result.is_err() {
                     break;
@@ -166,44 +167,48 @@ impl Epoll {
 /// Executes the first of `commands`, which concerns a kernel fd, and the MODs of kernel fds that
 /// directly follow. Returns the same as [`modify_descriptors`](Epoll::modify_descriptors).
 fn apply_in_kernel(
+    epoll: &Epoll,
     pass: &mut CtlPass<'_>,
     commands: &mut [CtlCommand<'_>],
 ) -> (usize, Result<(), Errno>) {
     pass.pause();
-    let (done, result) = pass.epoll().modify_descriptors(commands);
+    let (done, result) = epoll.modify_descriptors(commands);
     if done > 0 || result.is_err() {
         return (done, result);
     }
-    let result = apply(pass, &commands[0]);
+    let result = apply(epoll, pass, &commands[0]);
     commands[0].result = result;
     (usize::from(result.is_ok()), result)
 }
 
 #[inline(always)]
-fn apply(pass: &mut CtlPass<'_>, command: &CtlCommand<'_>) -> Result<(), Errno> {
+fn apply(epoll: &Epoll, pass: &mut CtlPass<'_>, command: &CtlCommand<'_>) -> Result<(), Errno> {
     let (op, interest) = (command.op, &command.interest);
     match command.target {
         // Two words, not a copy of both in one: a copy that is read in other pieces than it was
         // written in makes the CPU wait.
         Target::File(file) if op == Op::Mod => {
-            pass.modify(file, interest.events(), interest.data())
+            pass.modify(file.0, interest.events(), interest.data())
         }
-        target => apply_otherwise(pass, op, target, interest),
+        target => apply_otherwise(epoll, pass, op, target, interest),
     }
 }
 
 #[inline(never)]
 fn apply_otherwise(
+    epoll: &Epoll,
     pass: &mut CtlPass<'_>,
     op: Op,
     target: Target<'_>,
     interest: &Event,
 ) -> Result<(), Errno> {
     match target {
-        Target::File(file) if CtlPass::takes(op, file) => pass.add_or_delete(op, file, interest),
+        Target::File(file) if CtlPass::takes(op, file.0) => {
+            pass.add_or_delete(op, file.0, interest)
+        }
         target => {
             pass.pause();
-            pass.epoll().ctl_untraced(op, target, *interest)
+            epoll.ctl_untraced(op, target, *interest)
         }
     }
 }

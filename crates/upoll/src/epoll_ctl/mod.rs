@@ -10,7 +10,8 @@ pub use self::batch::CtlCommand;
 #[cfg(any(feature = "std", upoll_loom))]
 use std::os::fd::AsRawFd;
 
-use crate::epoll::{Epoll, Op};
+use crate::Epoll;
+use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::target::{Source, Target};
@@ -110,7 +111,7 @@ impl Epoll {
     #[inline(always)]
     fn ctl_untraced(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
-            Target::File(file) => self.ctl_file(op, file, interest),
+            Target::File(file) => self.file.ctl_file(op, file.0, interest),
             #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(fd) => crate::host::ctl(self, op, fd, &interest),
             #[cfg(any(feature = "std", upoll_loom))]

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::kernel;
 use super::{EpollBackend, SleepSet};
-use crate::epoll::Epoll;
+use crate::Epoll;
 use crate::epoll::callbacks::attend_silent_member;
 use crate::errno::Errno;
 use crate::memory::boxed;
@@ -89,7 +89,7 @@ impl Epoll {
     #[doc(hidden)]
     #[must_use]
     pub fn len_in_core(&self) -> usize {
-        self.set().lock().len()
+        self.set().lock().count()
     }
 
     /// Returns the number of interests that the set holds, or a larger one: closed kernel fds still count. Unlike

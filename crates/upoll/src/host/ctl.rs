@@ -4,9 +4,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::kernel::{self, Descriptor};
 use super::{EpollBackend, own_fds};
+use crate::Epoll;
+use crate::epoll::Op;
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::callbacks::attend_silent_member;
-use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::sync::Ordering;

@@ -9,11 +9,11 @@ use std::ptr;
 
 use smallvec::SmallVec;
 
-use super::nested::{each_that_watches, first_that_watches};
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
 use super::{EDGE, EpollBackend, SleepSet, exists, generation};
 use crate::epoll::interest::{Interests, state};
+use crate::epoll::watches::{each_that_watches, first_that_watches};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::eventfd::Direction;

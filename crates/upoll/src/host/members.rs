@@ -10,7 +10,7 @@ use rustc_hash::FxBuildHasher;
 use super::interest_list::Listed;
 use super::rotation::Rotation;
 use super::{EpollBackend, kernel};
-use crate::epoll::Epoll;
+use crate::Epoll;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::text_of;

@@ -100,7 +100,7 @@ use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::ctl::set_of;
-use crate::epoll::interest::{Interests, Item};
+use crate::epoll::interest::Interests;
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -634,8 +634,8 @@ impl KernelBackend for EpollBackend {
         self.rotation.as_ref().is_some_and(Rotation::has_source)
     }
 
-    fn had_turn(&self, interests: &Interests, item: *const Item) {
-        self.choose(interests.slot_of(item), true);
+    fn had_turn(&self, slot: u32) {
+        self.choose(slot, true);
     }
 
     fn apply_slack(&self, set: &Set) {
@@ -644,8 +644,8 @@ impl KernelBackend for EpollBackend {
         }
     }
 
-    fn left_turn(&self, interests: &Interests, item: *const Item) {
-        self.left(interests.slot_of(item));
+    fn left_turn(&self, slot: u32) {
+        self.left(slot);
     }
 
     fn has_ready_members(&self) -> bool {
@@ -657,7 +657,7 @@ impl KernelBackend for EpollBackend {
         self.rotation.as_ref().is_some_and(is_level)
     }
 
-    fn len(&self) -> usize {
+    fn count(&self) -> usize {
         #[cfg(not(upoll_loom))]
         return self.count_members();
         #[cfg(upoll_loom)]

@@ -9,19 +9,19 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
-use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::rotation::{Rotation, woken_for_both};
 use super::sleep_set::SleepSet;
 use super::special::Special;
 use super::{EDGE, EpollBackend, exists};
-use crate::epoll::ctl::{as_set, item_of, set_of};
-use crate::epoll::interest::{Interests, Item, state};
+use crate::epoll::ctl::{as_set, set_of};
+use crate::epoll::interest::{Interests, state};
+use crate::epoll::watches::{each_that_watches, first_that_watches};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, Held, WatcherLink};
+use crate::file::{Description, Held};
 use crate::sync::Ordering;
 use crate::wait::Scope;
 
@@ -481,7 +481,8 @@ impl EpollBackend {
         let mut all_renewed = kept.slots.len() == interests.rotating.len();
         kept.slots.retain(|known| {
             let slot = known.slot;
-            let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
+            let item = rotation_at(&interests, slot)
+                .and_then(|_| NonNull::new(interests.at(slot)?.cast_mut()));
             // A report that had no room for it has left it there: it is this set's until a later one has.
             // SAFETY: registered, and the set's lock is held.
             if item.is_some_and(|item| unsafe { Set::is_chosen_and_ready(item.as_ref()) }) {
@@ -557,9 +558,7 @@ fn others_are_woken_for(
 
 /// The set that the item in `slot` watches, if it watches one.
 fn held_at(interests: &Interests, slot: u32) -> Option<Held<Set>> {
-    let item = interests.at(slot)?;
-    // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.
-    let set = set_of(unsafe { (*item).file() })?;
+    let set = set_of(interests.file_at(slot)?)?;
     // SAFETY: the item keeps it.
     Some(unsafe { Held::new(NonNull::from(set)) })
 }
@@ -567,65 +566,6 @@ fn held_at(interests: &Interests, slot: u32) -> Option<Held<Set>> {
 /// Returns the rotation state of the rotating set with a kernel backend that the item in `slot`
 /// watches.
 fn rotation_at(interests: &Interests, slot: u32) -> Option<&Rotation> {
-    let item = interests.at(slot)?;
-    // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.
-    let file = unsafe { (*item).file() };
-    EpollBackend::of(as_set(file)?)?.rotation.as_ref()
-}
-
-pub(super) fn as_item(item: *const Item) -> Option<NonNull<Item>> {
-    NonNull::new(item.cast_mut())
-}
-
-/// Calls `each` with the items of `set`, whose `interests` are locked, that watch `file`. Takes no memory.
-pub(super) fn each_that_watches(
-    set: &Set,
-    _interests: &Interests,
-    file: &Description,
-    mut each: impl FnMut(NonNull<Item>),
-) {
-    let mut part = next_of(set, file.watchers().lock().iter());
-    loop {
-        // Without the lock of the list.
-        part.iter().for_each(|&item| each(item));
-        let Some(last) = part.last().filter(|_| part.is_full()) else {
-            return;
-        };
-        let watchers = file.watchers().lock();
-        // SAFETY: the set's items come to the list and leave it with the set's lock held, as it is here.
-        let links = unsafe { watchers.iter_behind(&last.as_ref().link) };
-        part = next_of(set, links);
-    }
-}
-
-/// Returns the first items of `set` among those of `links`, which are in a watcher list that is locked. There are no more if
-/// it is not full.
-fn next_of(
-    set: &Set,
-    links: impl Iterator<Item = *const WatcherLink>,
-) -> ArrayVec<NonNull<Item>, 4> {
-    let is_own = |&item: &NonNull<Item>| {
-        // SAFETY: items in a locked watcher list are registered, so their set is alive.
-        let watches_for = unsafe { (*item.as_ref().set).object() };
-        ptr::eq(watches_for, set)
-    };
-    let items = links.filter_map(|link| as_item(item_of(link)));
-    items.filter(is_own).take(4).collect()
-}
-
-/// Returns the slot of an item of `set` that watches `file`, if there is any, and whether the item in the slot `known` is
-/// one of them. `interests` is the set's, locked.
-pub(super) fn first_that_watches(
-    set: &Set,
-    interests: &Interests,
-    file: &Description,
-    known: Option<u32>,
-) -> (Option<u32>, bool) {
-    let (mut first, mut is_known) = (None, false);
-    each_that_watches(set, interests, file, |item| {
-        let slot = interests.slot_of(item.as_ptr());
-        first.get_or_insert(slot);
-        is_known |= known == Some(slot);
-    });
-    (first, is_known)
+    let set = as_set(interests.file_at(slot)?)?;
+    EpollBackend::of(set)?.rotation.as_ref()
 }

@@ -22,7 +22,8 @@ use std::ptr::NonNull;
 
 use super::own_fds::OwnFd;
 use super::{EpollBackend, exists, harvest_of, kernel};
-use crate::epoll::{Epoll, Op, Set};
+use crate::Epoll;
+use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::{SharedBox, boxed};

@@ -29,8 +29,9 @@ use super::interest_list::{Listed, inode_to_list};
 use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{EDGE, EpollBackend, exists, harvest_of, kernel};
+use crate::Epoll;
 use crate::epoll::nesting::sets_above;
-use crate::epoll::{Epoll, Op, Set};
+use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::boxed;
@@ -337,7 +338,7 @@ impl Rotation {
         let is_second = match (added, *source) {
             (Err(errno), _) => return Err(errno),
             (Ok(()), Some(old)) => old.fd != fd && self.is_current(old),
-            (Ok(()), None) => interests.len() > interests.nested,
+            (Ok(()), None) => interests.count() > interests.nested,
         };
         if is_second {
             let _ = kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default());

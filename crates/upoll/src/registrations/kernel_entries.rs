@@ -5,7 +5,8 @@ use super::inbox::Inbox;
 use super::slot::Kind;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{FileRef, InTime};
+use crate::file::InTime;
+use crate::open_file::FileRef;
 use crate::target::Target;
 
 /// The way in which the kernel is asked about an entry.

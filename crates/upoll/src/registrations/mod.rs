@@ -42,8 +42,9 @@ use self::slot::{Hook, Key, Kind, Listed, NOT_LISTED, NOTHING, NOWHERE, Slot, on
 use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{FileRef, PollTable};
+use crate::file::PollTable;
 use crate::memory::boxed;
+use crate::open_file::FileRef;
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;

@@ -1,7 +1,7 @@
 //! `epoll_pwait1` of the patch of that name: a wait by a chosen clock, and changes and a wait in one call.
 
 use super::{SigSet, Timeout};
-use crate::epoll::Epoll;
+use crate::Epoll;
 use crate::epoll_ctl::CtlCommand;
 use crate::errno::Errno;
 use crate::events::Event;

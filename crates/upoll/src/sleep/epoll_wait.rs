@@ -8,12 +8,14 @@ use upoll_sys::signals::Blocked;
 
 use super::spin::{harvest_repeatedly, spin};
 use super::timeout::Deadline;
+use super::timers::begin_sleep;
 use super::{Outcome, SigSet, Sleeper, Timeout};
+use crate::Epoll;
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::handover;
 use crate::epoll::scan::Turns;
 use crate::epoll::time::TimeKeeper;
-use crate::epoll::{Epoll, Set, any_hangs_up};
+use crate::epoll::{Set, any_hangs_up};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{EpollBackend, SignalMask};
@@ -305,7 +307,12 @@ fn wait_in_core(
             Outcome::Woken
         } else {
             slept = true;
-            sleep_in(set, &sleeper, keeper.limit(sleep), !set.is_above_rotating())
+            sleep_in(
+                set,
+                &sleeper,
+                begin_sleep(&mut keeper, sleep),
+                !set.is_above_rotating(),
+            )
         };
         sleeper.entry.unhook();
         let outcome = end_sleep(&mut keeper, outcome, sleep);
@@ -371,7 +378,7 @@ fn wait_in_turn(
             _ if has_backend => Outcome::Woken,
             Arrival::BehindOthers | Arrival::Idle => {
                 let spins = arrival == Arrival::Idle;
-                sleep_in(set, &sleeper, keeper.limit(sleep), spins)
+                sleep_in(set, &sleeper, begin_sleep(&mut keeper, sleep), spins)
             }
         };
         // In line still: a timer that fires now chooses a thread, which may be this one.
@@ -469,7 +476,7 @@ impl Epoll {
             if ended? == 0 {
                 return Ok(0);
             }
-            let ready = self.harvest_unremembered(events)?;
+            let ready = self.file.harvest_unremembered(events)?;
             if slept {
                 self.set().tally.count(|tally| tally.woken(ready));
             }
@@ -576,7 +583,7 @@ fn wait_in_kernel_set(
         }
         let sleep = next_sleep(deadline, turns, &mut yields_until);
         set.tally.count(Tally::sleeps);
-        let limit = || keeper.limit(sleep).next_sleep();
+        let limit = || begin_sleep(&mut keeper, sleep).next_sleep();
         let slept = backend.sleep(set, events, limit, mask);
         keeper.end_sleep();
         if mask.is_some()

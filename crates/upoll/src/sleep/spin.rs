@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::Sleeper;
 use super::timeout::Deadline;
+use crate::Epoll;
+use crate::epoll::Set;
 use crate::epoll::backend::KernelBackend;
-use crate::epoll::{Epoll, Set};
 use crate::host::EpollBackend;
 use crate::sync::Ordering;
 

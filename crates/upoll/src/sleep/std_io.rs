@@ -3,8 +3,8 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
-use crate::errno::Errno;
-use crate::file::{File, Pollable};
+use crate::file::Pollable;
+use crate::open_file::File;
 use crate::pipe::{PipeReader, PipeWriter};
 use crate::socketpair::StreamSocket;
 
@@ -90,35 +90,5 @@ where
     #[inline]
     fn flush(&mut self) -> io::Result<()> {
         (&mut &***self).flush()
-    }
-}
-
-impl Errno {
-    /// Returns the kind of the [`std::io::Error`] with this number.
-    #[must_use]
-    pub fn kind(self) -> io::ErrorKind {
-        io::Error::from(self).kind()
-    }
-}
-
-/// The number of an error of the operating system. An error that a program has made gets a number that has its
-/// kind, or `EIO` if none has.
-impl From<io::Error> for Errno {
-    fn from(error: io::Error) -> Self {
-        if let Some(code) = error.raw_os_error() {
-            return Errno::from_raw(code);
-        }
-        match error.kind() {
-            // Several numbers have this kind; calls on files fail with this one.
-            io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
-            // The kind of numbers that have none.
-            kind if kind == Errno::IO.kind() => Errno::IO,
-            kind => {
-                let mut known = Errno::known();
-                known
-                    .find(|errno| errno.kind() == kind)
-                    .unwrap_or(Errno::IO)
-            }
-        }
     }
 }

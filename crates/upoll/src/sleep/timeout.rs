@@ -4,26 +4,26 @@ use core::time::Duration;
 
 pub(super) use crate::clock::Clock;
 
-impl Clock {
-    #[cfg(upoll_loom)]
-    pub(super) fn now(self) -> libc::timespec {
-        crate::host::kernel::clock()
-    }
+/// Returns the time by `clock`.
+#[cfg(upoll_loom)]
+pub(super) fn now(_: Clock) -> libc::timespec {
+    crate::host::kernel::clock()
+}
 
-    #[cfg(not(upoll_loom))]
-    pub(super) fn now(self) -> libc::timespec {
-        let mut now = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let id = match self {
-            Clock::Monotonic => libc::CLOCK_MONOTONIC,
-            Clock::Realtime => libc::CLOCK_REALTIME,
-        };
-        // SAFETY: `now` is a timespec to be filled, and both clocks always exist.
-        unsafe { libc::clock_gettime(id, &raw mut now) };
-        now
-    }
+/// Returns the time by `clock`.
+#[cfg(not(upoll_loom))]
+pub(super) fn now(clock: Clock) -> libc::timespec {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let id = match clock {
+        Clock::Monotonic => libc::CLOCK_MONOTONIC,
+        Clock::Realtime => libc::CLOCK_REALTIME,
+    };
+    // SAFETY: `now` is a timespec to be filled, and both clocks always exist.
+    unsafe { libc::clock_gettime(id, &raw mut now) };
+    now
 }
 
 /// The longest time that a call may wait, in nanoseconds from the call on.
@@ -107,7 +107,7 @@ impl Timeout {
         let Some(limit) = self.limit else {
             return Deadline::Never;
         };
-        let now = self.clock.now();
+        let now = now(self.clock);
         let nanoseconds = now.tv_nsec + libc::c_long::from(limit.subsec_nanos().cast_signed());
         let carry = nanoseconds / 1_000_000_000;
         let seconds = libc::time_t::try_from(limit.as_secs())
@@ -169,7 +169,7 @@ impl Running {
 
 /// Returns the time until `at`; zero if that has passed.
 fn until(clock: Clock, at: libc::timespec) -> Duration {
-    since_zero(at).saturating_sub(since_zero(clock.now()))
+    since_zero(at).saturating_sub(since_zero(now(clock)))
 }
 
 /// Returns the time since the clock's zero.
@@ -227,7 +227,7 @@ impl Deadline {
     pub(super) fn has_passed(self) -> bool {
         match self {
             Deadline::At(clock, at) => {
-                let now = clock.now();
+                let now = now(clock);
                 (now.tv_sec, now.tv_nsec) >= (at.tv_sec, at.tv_nsec)
             }
             Deadline::Never | Deadline::NeverRestart => false,

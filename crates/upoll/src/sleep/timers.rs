@@ -5,8 +5,8 @@ use core::time::Duration;
 use smallvec::SmallVec;
 
 use super::poll::poll;
-use super::timeout::{Clock, Deadline, since_zero};
-use crate::epoll::Epoll;
+use super::timeout::{Clock, Deadline, now, since_zero};
+use crate::Epoll;
 use crate::epoll::time::TimeKeeper;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -42,8 +42,8 @@ impl Timers {
     /// ```
     pub fn on(clock: Clock) -> Result<Self, Errno> {
         let read: fn() -> Duration = match clock {
-            Clock::Monotonic => || since_zero(Clock::Monotonic.now()),
-            Clock::Realtime => || since_zero(Clock::Realtime.now()),
+            Clock::Monotonic => || since_zero(now(Clock::Monotonic)),
+            Clock::Realtime => || since_zero(now(Clock::Realtime)),
         };
         Self::with_schedule(Schedule::new(Some((clock, read))))
     }
@@ -118,13 +118,11 @@ impl Timer {
     }
 }
 
-impl TimeKeeper<'_> {
-    /// The thread has registered and goes to sleep until `limit`. Returns when the sleep ends at the latest.
-    pub(super) fn limit(&mut self, limit: Deadline) -> Deadline {
-        let mut end = limit;
-        self.begin_sleep(|schedule, next| end = end_at(end, schedule, next));
-        end
-    }
+/// Begins a sleep until `limit` with `keeper`, whose thread has registered. Returns when the sleep ends at the latest.
+pub(super) fn begin_sleep(keeper: &mut TimeKeeper<'_>, limit: Deadline) -> Deadline {
+    let mut end = limit;
+    keeper.begin_sleep(|schedule, next| end = end_at(end, schedule, next));
+    end
 }
 
 /// Returns `end`, or the time `next` of `schedule` if that is sooner.
@@ -167,5 +165,24 @@ impl Awaited {
     /// Fires the timers that are due.
     pub(super) fn fire_due(&self) {
         self.0.iter().for_each(|schedule| schedule.fire());
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use super::{Clock, Duration, TimeKeeper, Timers};
+    use crate::{Epoll, Event, Events};
+
+    #[test]
+    fn a_thread_that_a_panic_takes_out_of_its_sleep_keeps_the_time_no_more() {
+        let timer = Timers::on(Clock::Monotonic).unwrap().timer().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+        timer.arm(Duration::from_secs(3600), Duration::ZERO);
+        let mut keeper = TimeKeeper::of(set.set());
+        keeper.begin_sleep(|_, _| {});
+        assert!(!set.set().has_unkept_time());
+        drop(keeper);
+        assert!(set.set().has_unkept_time());
     }
 }

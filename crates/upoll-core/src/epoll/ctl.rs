@@ -1,0 +1,753 @@
+//! `epoll_ctl(2)`: items of a set are added, changed and deleted. `close` has the closes of files and sets.
+
+mod close;
+
+use core::any::Any;
+use core::ptr::NonNull;
+
+use self::close::on_file_close;
+use super::callbacks::{attend_nested, attend_silent_member};
+use super::interest::{ExtraEntry, Extras, Interests, Item, state};
+use super::{Set, nesting, ready, time};
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::file::{Description, File, FileId, FileRef, Held, Key, PollTable, WatcherLink};
+use crate::sync::{MutexGuard, Ordering, Rule, broken};
+use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
+
+/// An operation of `epoll_ctl(2)`, with Linux's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Op {
+    /// `EPOLL_CTL_ADD`
+    Add = 1,
+    /// `EPOLL_CTL_DEL`
+    Del = 2,
+    /// `EPOLL_CTL_MOD`
+    Mod = 3,
+}
+
+/// A wakeup that an exclusive item had taken before it was removed. It is forwarded once no lock is
+/// held.
+struct PassOn {
+    queue: NonNull<WaitQueue>,
+    rotating: bool,
+    /// The interest of the item, which the wakeup was for.
+    interest: Events,
+}
+
+impl PassOn {
+    /// `file` keeps the queue's owner alive.
+    fn run(self, file: &Held) {
+        // A closed file first: its close calls this, and no foreign `poll` may end that early.
+        if !file.is_open() {
+            return;
+        }
+        let ready = file.object().poll(&mut PollTable::without_waiter());
+        let key = ready & self.interest & (Events::IN | Events::OUT);
+        if key.is_empty() {
+            return;
+        }
+        // SAFETY: `file` keeps the object alive that the queue is part of.
+        unsafe { self.forward(key) };
+    }
+
+    /// # Safety
+    /// The object that the queue is part of is alive.
+    unsafe fn forward(&self, key: Events) {
+        // SAFETY: the caller's contract.
+        let queue = unsafe { self.queue.as_ref() };
+        if self.rotating {
+            queue.pass_on_in_turn(key);
+        } else {
+            queue.pass_on(key);
+        }
+    }
+}
+
+/// The rest of a removed item. It is finished once the set's lock is free, because that may run
+/// foreign code.
+pub(super) struct Forgotten {
+    file: Held,
+    pass_on: Option<PassOn>,
+}
+
+impl Forgotten {
+    /// Removes the claim that an item has on an event of a rotating set. The caller forwards the
+    /// claim.
+    ///
+    /// # Safety
+    /// The item is registered, and its set's lock is held.
+    pub(super) unsafe fn disclaim(item: &Item) -> Option<Self> {
+        // SAFETY: the caller's contract.
+        let file = unsafe { item.file() };
+        item.entry.disclaim().map(|queue| Forgotten {
+            file: file.clone(),
+            pass_on: Some(PassOn {
+                queue,
+                rotating: true,
+                interest: Events::IN,
+            }),
+        })
+    }
+
+    pub(super) fn has_claim(&self) -> bool {
+        self.pass_on.is_some()
+    }
+
+    /// Forwards the claim that the item had, then releases the file's memory.
+    pub(super) fn finish(self) {
+        if let Some(pass_on) = self.pass_on {
+            pass_on.run(&self.file);
+        }
+    }
+
+    /// The same for a file whose `poll` has panicked. Another panic on the way out would end the process, so the file is
+    /// not polled. The next waiter polls it, and may find nothing.
+    ///
+    /// No foreign code runs if somebody else holds the file, so the set's lock may be held.
+    fn finish_unpolled(self) {
+        if let Some(pass_on) = self.pass_on {
+            let key = pass_on.interest & (Events::IN | Events::OUT);
+            if !key.is_empty() {
+                // SAFETY: `file` keeps the object alive that the queue is part of.
+                unsafe { pass_on.forward(key) };
+            }
+        }
+    }
+}
+
+impl File<Set> {
+    /// `epoll_ctl` for a user-level file.
+    #[inline(always)]
+    pub fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        match op {
+            Op::Add => {
+                let (description, fd) = file.into_parts();
+                // SAFETY: `file` is borrowed for longer than the call.
+                unsafe { self.add_file(description, fd, event.events(), event.data()) }
+            }
+            Op::Mod => self.modify_file(file.key(), event.events(), event.data()),
+            Op::Del => self.delete_file(file.key()),
+        }
+    }
+
+    /// Executes MOD on a file. An item that is idle afterwards, the usual case, needs nothing more
+    /// than this.
+    ///
+    /// All arguments are passed in registers. A [`FileRef`] and an [`Event`] would be stored and
+    /// loaded in accesses of different widths, which the processor cannot forward from its store
+    /// buffer.
+    #[inline(never)]
+    fn modify_file(&self, key: Key, events: Events, data: u64) -> Result<(), Errno> {
+        self.check_modify(key.0, events)?;
+        let set = self.set();
+        let _scope = Scope::enter();
+        let inner = set.lock();
+        let item = Set::change_interest(&inner, key, events, data)?;
+        // SAFETY: found in the table, with the lock held.
+        if !unsafe { Set::is_idle_plain(&*item) } {
+            self.finish_modify(inner, item);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn finish_modify(&self, mut inner: MutexGuard<'_, Interests>, item: *const Item) {
+        // Ends last, for its tasks may panic.
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        // SAFETY: the caller found it in the table, and the lock is held.
+        unsafe {
+            self.set()
+                .poll_changed(&mut inner, item, &mut left, &mut deferred);
+        }
+        drop(inner);
+        if let Some(left) = left {
+            left.finish();
+        }
+    }
+
+    /// Executes ADD. The arguments are passed in registers, as for
+    /// [`modify_file`](Self::modify_file).
+    ///
+    /// # Safety
+    /// Description and fd are the parts of a `FileRef` whose borrow outlasts the call.
+    #[inline(never)]
+    unsafe fn add_file(
+        &self,
+        description: NonNull<Description>,
+        fd: i32,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        // SAFETY: the caller's contract.
+        let file = unsafe { FileRef::from_parts(description, fd) };
+        let event = Event::new(events, data);
+        if let Some(target) = as_set(file.description()) {
+            return self.add_set(file, target, event);
+        }
+        // Ends last, for its tasks may panic.
+        let mut deferred = Deferred::new();
+        if let Some(source) = file.description().time_source()
+            && !self.set().knows_all(source)
+        {
+            let _nested_add = nesting::lock();
+            time::learn(self.description(), source)?;
+        }
+        let shared = file.description().shared_source();
+        if let Some(shared) = shared {
+            shared.prepare_set(self.description())?;
+        }
+        let mut left = None;
+        let result = {
+            let mut inner = self.set().lock();
+            let (left, deferred) = (&mut left, &mut deferred);
+            self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
+        };
+        if let Some(left) = left {
+            left.finish();
+        }
+        if result.is_ok()
+            && let Some(shared) = shared
+        {
+            // A thread that is not woken polls when its limit ends.
+            let _ = shared.tell_threads_of(self.description());
+            // Added, now check for callbacks.
+            let attended = attend_silent_member(self.description());
+            if attended.is_err() {
+                let _ = self.delete_file(file.key());
+            }
+            return attended;
+        }
+        result
+    }
+
+    /// Executes DEL. The arguments are passed in registers, as for
+    /// [`modify_file`](Self::modify_file).
+    #[inline(never)]
+    fn delete_file(&self, key: Key) -> Result<(), Errno> {
+        self.check_self(key.0)?;
+        // Ends last, for its tasks may panic.
+        let _scope = Scope::enter();
+        let mut left = None;
+        let result = {
+            let mut inner = self.set().lock();
+            self.set().delete(&mut inner, key, &mut left)
+        };
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
+    /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
+    /// [`Set::poll_changed`]. The caller releases the lock, then finishes what is `left` and
+    /// ends `deferred`. A panic in one of these must not prevent the other.
+    #[inline]
+    pub(super) fn ctl_locked(
+        &self,
+        inner: &mut Interests,
+        op: Op,
+        file: FileRef<'_>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        match op {
+            Op::Add => {
+                // Not a set, so not this one.
+                let wanted = wanted(event.events());
+                if wanted.contains(Events::EXCLUSIVE) && !Events::BESIDE_EXCLUSIVE.contains(wanted)
+                {
+                    return Err(Errno::INVAL);
+                }
+                self.add_locked(inner, file, None, event, left, deferred)
+            }
+            Op::Mod => unreachable!("a MOD is done in two halves"),
+            Op::Del => {
+                self.check_self(file.identity())?;
+                self.set().delete(inner, file.key(), left)
+            }
+        }
+    }
+
+    /// Checks a MOD, or the ADD of a set, for the errors that do not depend on the set's members.
+    #[inline]
+    pub(super) fn check_modify(&self, file: FileId, events: Events) -> Result<(), Errno> {
+        self.check_self(file)?;
+        if events.contains(Events::EXCLUSIVE) {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn check_self(&self, file: FileId) -> Result<(), Errno> {
+        if file == self.as_file_ref().identity() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        self.check_modify(file.identity(), event.events())?;
+        // These outlast the locks, as they may run foreign code; the tasks come last, as they may panic.
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        let nested_add = nesting::lock();
+        if !self.set().is_hidden.load(Ordering::Relaxed) {
+            nesting::check_loops(self, target, file.identity())?;
+        }
+        target.was_nested.store(true, Ordering::Relaxed);
+        if target.takes_turns() {
+            nesting::mark_above_rotating(self.description())?;
+        }
+        if let Some(source) = file.description().time_source() {
+            time::learn(self.description(), source)?;
+        }
+        let mut result = {
+            let mut inner = self.set().lock_from_above();
+            self.add_locked(
+                &mut inner,
+                file,
+                Some(target),
+                event,
+                &mut left,
+                &mut deferred,
+            )
+        };
+        drop(nested_add);
+        // Linked first, then this look: a backend that comes later finds the item.
+        if result.is_ok()
+            && let Some(there) = target.backend()
+        {
+            result = there
+                .nest_in(file.description(), self.description())
+                .and_then(|()| attend_nested(self.description(), target));
+            if result.is_err() {
+                let mut inner = self.set().lock();
+                // Another thread may have deleted it.
+                let _ = self.set().delete(&mut inner, file.key(), &mut left);
+            }
+        }
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    #[inline(never)]
+    fn add_locked(
+        &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        target: Option<&Set>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let set = self.set();
+        let wanted = wanted(event.events());
+        if inner.find(file.key()).is_some() {
+            return Err(Errno::EXIST);
+        }
+        if set.rotates && target.is_none() {
+            if set.has_source(inner) {
+                return Err(Errno::INVAL);
+            }
+            // A kernel fd that was the source and was closed has left its slack.
+            set.watched_by.set_slack(0);
+        }
+        if target.is_some_and(Set::takes_turns) {
+            inner.rotating.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        }
+        let item = inner.insert(self.as_set_ptr(), file, wanted, event.data())?;
+        // SAFETY: the item is in the table and the set's lock is held until it is hooked up.
+        let node = unsafe { &*item };
+        {
+            let mut watchers = file.description().watchers().lock();
+            // SAFETY: the item stays put, and is unlinked before it is vacated.
+            unsafe { watchers.link(&node.link, on_file_close) };
+        }
+        if let Err(errno) = nesting::check_paths(self, file.description(), target) {
+            set.forget(inner, item, None, left);
+            return Err(errno);
+        }
+        if file.description().shared_source().is_some() {
+            return self.add_shared(inner, file, item, left, deferred);
+        }
+        let place = match target {
+            Some(target) => {
+                inner.nested += 1;
+                let mut bits = state::WATCHES_SET;
+                if target.rotates {
+                    bits |= state::ROTATING;
+                }
+                if target.takes_turns() {
+                    inner.rotating.push(NonNull::from(node));
+                }
+                node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
+                if target.rotates {
+                    Place::ExclusiveTail
+                } else {
+                    Place::Shared
+                }
+            }
+            None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
+            None => Place::Shared,
+        };
+        let ready = set.hook(inner, item, file, place, left)? & wanted;
+        set.queue_if_ready(inner, item, ready, deferred);
+        Ok(())
+    }
+
+    /// The end of ADD for a shared eventfd. It is not hooked: the backend reports all changes,
+    /// including those of this process, so that none is reported twice.
+    fn add_shared(
+        &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let set = self.set();
+        // SAFETY: the item is registered and the set's lock is held.
+        let node = unsafe { &*item };
+        node.entry
+            .owner_word
+            .fetch_or(state::SHARED, Ordering::Relaxed);
+        let backend = set.backend().ok_or(Errno::NOMEM);
+        let listening = backend.and_then(|backend| backend.listen(set, inner, file.description()));
+        if let Err(errno) = listening {
+            set.forget(inner, item, None, left);
+            return Err(errno);
+        }
+        // It listens, now look.
+        // SAFETY: as above.
+        let ready = unsafe { Set::poll_item(node) };
+        set.queue_if_ready(inner, item, ready, deferred);
+        Ok(())
+    }
+
+    /// The set's description, at the address that items refer to it by.
+    pub(super) fn as_set_ptr(&self) -> *const Description<Set> {
+        self.as_description_ptr()
+    }
+}
+
+/// Returns the events that an interest asks for. `ERR` and `HUP` are always reported, and `WAKEUP`
+/// is dropped, as Linux does without the capability to block suspend.
+fn wanted(events: Events) -> Events {
+    (events - Events::WAKEUP) | Events::ALWAYS
+}
+
+impl Set {
+    /// Returns whether this rotating set watches anything but sets.
+    pub(crate) fn has_source(&self, inner: &Interests) -> bool {
+        inner.count() > inner.nested || self.backend().is_some_and(|backend| backend.has_source())
+    }
+
+    /// Hooks an item into every queue that its file registers. Returns what is ready.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it. The item has been removed.
+    fn hook(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        file: FileRef<'_>,
+        place: Place,
+        left: &mut Option<Forgotten>,
+    ) -> Result<Events, Errno> {
+        let mut is_short = false;
+        let mut hooked = 0_usize;
+        let mut hooking = Hooking {
+            set: self,
+            inner,
+            item,
+            extras: Extras::new(),
+        };
+        let extras = &mut hooking.extras;
+        let mut on_register = |queue: &WaitQueue| {
+            // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
+            // borrow), whose memory the item keeps; every entry is unhooked before that ends.
+            unsafe {
+                if hooked == 0 {
+                    (*item).entry.hook(queue, place);
+                } else {
+                    let extra = ExtraEntry::new(item, ready::on_wake_extra);
+                    let (Ok(extra), Ok(())) = (extra, extras.try_reserve(1)) else {
+                        is_short = true;
+                        return;
+                    };
+                    extra.entry.hook(queue, place);
+                    extras.push(extra);
+                }
+            }
+            hooked += 1;
+        };
+        let events = file
+            .description()
+            .object()
+            .poll(&mut PollTable::new(&mut on_register).for_item());
+        let extras = core::mem::take(extras);
+        core::mem::forget(hooking);
+        is_short |= !extras.is_empty() && inner.reserve_extras().is_err();
+        if is_short {
+            // A wake may have chosen it meanwhile.
+            let mut claim = Self::unhook(inner, item);
+            for extra in &extras {
+                claim = extra.entry.unhook().or(claim);
+            }
+            self.forget(inner, item, claim, left);
+            return Err(Errno::NOMEM);
+        }
+        if !extras.is_empty() {
+            // SAFETY: the item is registered and the lock held.
+            unsafe { &*item }
+                .entry
+                .owner_word
+                .fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
+            inner.keep_extras(item, extras);
+        }
+        Ok(events)
+    }
+
+    /// Queues an item that is ready after ADD or MOD, and wakes waiters. If it was queued already,
+    /// an earlier wakeup has woken them.
+    fn queue_if_ready(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        ready: Events,
+        deferred: &mut Deferred,
+    ) {
+        if ready.is_empty() {
+            return;
+        }
+        // SAFETY: the item is registered and the caller holds the set's lock.
+        let (node, queued) = unsafe {
+            let pointer = NonNull::new_unchecked(item.cast_mut());
+            (&*item, self.queue_locked(&mut inner.ready, pointer))
+        };
+        if !queued {
+            // By a wake that may be just about to put it on the list. The caller may look for it.
+            node.entry.outlast_wake();
+            if node.state() & state::HAS_EXTRAS != 0 {
+                for extra in inner.extras(item) {
+                    extra.entry.outlast_wake();
+                }
+            }
+            return;
+        }
+        self.tell(&mut Wake {
+            key: Events::IN,
+            mode: Mode::Notify,
+            deferred,
+        });
+    }
+
+    /// The first half of a MOD: changes the interest. The second half, a poll of the file, comes before the lock is
+    /// released: a wake that still saw the old interest came before it.
+    #[inline]
+    pub(super) fn change_interest(
+        inner: &Interests,
+        key: Key,
+        events: Events,
+        data: u64,
+    ) -> Result<*const Item, Errno> {
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
+        // SAFETY: found in the table with the lock held.
+        let node = unsafe { &*item };
+        if node.interest().contains(Events::EXCLUSIVE) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the lock is held.
+        unsafe { node.set_data(data) };
+        node.set_interest(wanted(events));
+        Ok(item)
+    }
+
+    /// Returns whether the second half of a MOD has nothing to do, which is the usual case.
+    ///
+    /// # Safety
+    /// As [`poll_changed`](Self::poll_changed).
+    #[inline]
+    pub(super) unsafe fn is_idle_plain(item: &Item) -> bool {
+        // SAFETY: the caller's contract.
+        item.state() & state::ROTATING == 0 && unsafe { Self::poll_item(item) }.is_empty()
+    }
+
+    /// The second half of a MOD.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held.
+    pub(super) unsafe fn poll_changed(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) {
+        // SAFETY: the caller's contract.
+        let node = unsafe { &*item };
+        // SAFETY: as above.
+        let ready = unsafe { Self::poll_item(node) };
+        self.queue_if_ready(inner, item, ready, deferred);
+        if ready.is_empty() && node.state() & state::ROTATING != 0 {
+            // It may have been chosen for what it wants no more.
+            // SAFETY: as above.
+            *left = unsafe { Forgotten::disclaim(node) };
+        }
+    }
+
+    fn delete(
+        &self,
+        inner: &mut Interests,
+        key: Key,
+        left: &mut Option<Forgotten>,
+    ) -> Result<(), Errno> {
+        let item = inner.find(key).ok_or(Errno::NOENT)?;
+        let claim = Self::unhook(inner, item);
+        self.forget(inner, item, claim, left);
+        Ok(())
+    }
+
+    /// Takes an item out of all wait queues; no wakeup reaches it afterwards. Returns the queue
+    /// whose claim it held.
+    fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
+        // SAFETY: the item is registered and the set's lock held.
+        let node = unsafe { &*item };
+        let mut claim = node.entry.unhook();
+        if node.state() & state::HAS_EXTRAS != 0 {
+            for extra in inner.extras(item) {
+                claim = extra.entry.unhook().or(claim);
+            }
+        }
+        claim
+    }
+
+    /// Removes an unhooked item, and stores the rest of it in `left`.
+    fn forget(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        claim: Option<NonNull<WaitQueue>>,
+        left: &mut Option<Forgotten>,
+    ) {
+        // SAFETY: the item is registered in this set, and its lock is held.
+        unsafe {
+            let node = &*item;
+            let bits = node.state();
+            let file = node.file();
+            file.watchers().lock().unlink(&node.link);
+            let mut claim = claim;
+            if bits & state::WATCHES_SET != 0 {
+                inner.nested -= 1;
+                if let Some(here) = self.backend() {
+                    here.nested_changed(self, inner, file);
+                }
+                if !inner.rotating.is_empty() {
+                    let is_other = |&other: &NonNull<Item>| !core::ptr::eq(other.as_ptr(), item);
+                    inner.rotating.retain(is_other);
+                }
+                if bits & state::ROTATING != 0 {
+                    claim = claim.or_else(|| rotating_queue(file));
+                }
+            }
+            if bits & state::SHARED != 0
+                && let Some(here) = self.backend()
+            {
+                // It can only fail where something came.
+                let _ = here.listen(self, inner, file);
+            }
+            self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
+            // An event of a rotating set is for the next worker, whatever that wants and this one did.
+            let is_rotating = bits & state::ROTATING != 0;
+            let interest = match is_rotating {
+                true => Events::IN,
+                false => node.interest(),
+            };
+            // The item's memory may go.
+            let file = inner.remove(item);
+            let claim = if broken(Rule::PassOnWhenLeaving) {
+                None
+            } else {
+                claim
+            };
+            let pass_on = claim.map(|queue| PassOn {
+                queue,
+                rotating: is_rotating,
+                interest,
+            });
+            *left = Some(Forgotten { file, pass_on });
+        }
+    }
+}
+
+/// Returns the queue of a rotating set. Other workers that found the source ready may have left the
+/// event to this item, which was before them in line. If the source is in the set's backend, this
+/// item may have been chosen before it could know. So the event is forwarded when the item is
+/// removed.
+fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
+    as_set(file).map(|set| NonNull::from(&set.watched_by))
+}
+
+/// Returns whether ADD of `file` has work to do before it takes the set's lock.
+pub(super) fn is_added_alone(file: &Description) -> bool {
+    as_set(file).is_some() || file.shared_source().is_some() || file.time_source().is_some()
+}
+
+/// The set that a description is of, if it is one.
+pub fn as_set(file: &Description) -> Option<&Set> {
+    let object: &dyn Any = file.object();
+    object.downcast_ref()
+}
+
+/// The same as a description of a set.
+pub fn set_of(file: &Description) -> Option<&Description<Set>> {
+    as_set(file)?;
+    // SAFETY: the object in the description is a `Set`, as was just found.
+    Some(unsafe { NonNull::from(file).cast().as_ref() })
+}
+
+/// Returns whether a description is of an object that may become ready without a wakeup. Kernel members of a
+/// set wake only threads that wait for them. An event of a rotating set may have gone to another set. Time
+/// passes by itself.
+pub fn comes_unannounced(file: &Description) -> bool {
+    as_set(file).is_some_and(|set| set.backend().is_some() || set.is_above_rotating())
+        || file.time_source().is_some()
+}
+
+/// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
+/// then the item goes again.
+struct Hooking<'a> {
+    set: &'a Set,
+    inner: &'a mut Interests,
+    item: *const Item,
+    extras: Extras,
+}
+
+impl Drop for Hooking<'_> {
+    fn drop(&mut self) {
+        // A wake may have chosen it meanwhile.
+        let mut claim = Set::unhook(self.inner, self.item);
+        for extra in &self.extras {
+            claim = extra.entry.unhook().or(claim);
+        }
+        let mut left = None;
+        self.set.forget(self.inner, self.item, claim, &mut left);
+        if let Some(left) = left {
+            // The caller of ADD holds the file, and runs the callbacks of this wakeup when the set's lock is free.
+            left.finish_unpolled();
+        }
+    }
+}
+
+/// The item that a watcher link is part of.
+pub(crate) fn item_of(link: *const WatcherLink) -> *const Item {
+    link.wrapping_byte_sub(core::mem::offset_of!(Item, link))
+        .cast()
+}

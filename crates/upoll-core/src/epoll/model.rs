@@ -1,0 +1,43 @@
+//! Entry points into a set that models need besides the public ones.
+
+use super::Set;
+use super::interest::{Item, state};
+use super::scan::Turns;
+use crate::events::Event;
+use crate::file::{File, FileId};
+use crate::sync::Ordering;
+use crate::wait::Ask;
+use core::ptr::NonNull;
+
+impl File<Set> {
+    /// Returns whether a thread holds the set's lock.
+    pub fn is_locked(&self) -> bool {
+        self.set().inner.try_lock().is_none()
+    }
+
+    /// Harvests as a wait that may sleep does at its start: events of rotating sets are left to
+    /// workers that were chosen. Such a wait asks again before long, which models leave out.
+    pub fn harvest_in_turn(&self, events: &mut [Event]) -> usize {
+        let ask = Ask::Yielding;
+        self.set().harvest_as(events, ask, &mut Turns::default())
+    }
+
+    /// The source of `rotating`, which this set watches, chooses this set by a line of its own, as the
+    /// kernel does.
+    pub fn be_chosen(&self, rotating: &File<Set>) {
+        let set: &Set = self;
+        let interests = set.lock();
+        for item in interests.iter() {
+            // SAFETY: the item is registered and the set's lock held.
+            unsafe {
+                let node = &*item;
+                if FileId::of(node.file()) == rotating.as_file_ref().identity() {
+                    node.entry
+                        .owner_word
+                        .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                    set.queue(NonNull::<Item>::new_unchecked(item.cast_mut()));
+                }
+            }
+        }
+    }
+}
