@@ -1,5 +1,6 @@
 //! Steady state allocates nothing, and the memory that stays in use is small. A counting allocator
 //! measures both.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,5 @@
 //! The attendant of callbacks and tasks that wait for kernel fds: closed fds, forks, and limits of the process.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod callbacks;

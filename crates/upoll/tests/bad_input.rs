@@ -1,5 +1,6 @@
 //! Misuse of the library, single and from many threads: no memory is corrupted, no event is lost
 //! and nothing leaks.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::collections::BTreeSet;

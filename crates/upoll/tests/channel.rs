@@ -1,5 +1,6 @@
 //! Channels of upoll and packet pipes of the host kernel that hold as many messages, with every result
 //! compared, and what becomes of the messages.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod random;

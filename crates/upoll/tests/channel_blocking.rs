@@ -1,5 +1,6 @@
 //! Threads that block in channels of upoll, and in packet pipes of the host kernel: which thread wakes when, and
 //! that no message is lost.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

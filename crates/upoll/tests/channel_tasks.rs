@@ -1,4 +1,5 @@
 //! Tasks at channels.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod task;

@@ -1,6 +1,7 @@
 //! Closes of a watched file, of a set, and of both at once, and their effect on concurrent calls.
 //! Behaviour that system calls can show is compared with the host kernel. Each test of a race names
 //! the kernel bug that it would catch.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

@@ -1,4 +1,5 @@
 //! Counters of sets and queues.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
 //! `ctl_batch` against the kernel's `epoll_ctl`, called once for each command until one fails.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,7 @@
 //! Stale objects, which another owner continues: their contents are shown once, and calls on them
 //! fail with `ESTALE`. `tests/c/fork_*.c` compare with the kernel that nothing is lost between two
 //! owners.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::thread;

@@ -1,5 +1,6 @@
 //! `epoll_wait(2)`: which events are delivered, in which order, and which waiters wake. Each rule
 //! is checked on the host kernel too.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

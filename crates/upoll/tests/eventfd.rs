@@ -1,5 +1,6 @@
 //! `eventfd(2)`: values, readiness, edges and blocking calls. Each rule is checked on the host
 //! kernel too.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

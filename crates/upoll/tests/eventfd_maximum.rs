@@ -1,5 +1,6 @@
 //! The maximum of an eventfd. No released kernel has it, so a small model of its rules is the
 //! reference. Without a maximum the model is compared with the kernel's eventfd as well.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod counter;

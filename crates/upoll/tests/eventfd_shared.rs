@@ -1,5 +1,6 @@
 //! Shared counters in one process: they behave as any other. `eventfd_fork` has the tests with
 //! several processes.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod counter;

@@ -1,4 +1,5 @@
 //! `EPOLLEXCLUSIVE`, checked on the host kernel too, and `EPOLL_ROTATE`, which no kernel has.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

@@ -1,4 +1,5 @@
 //! The example of a channel beside a socket, without its senders.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../examples/job_or_socket.rs"]

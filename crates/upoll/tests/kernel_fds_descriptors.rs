@@ -1,6 +1,7 @@
 //! The number of fds that sets with a kernel backend take, and the effect of running out of fds.
 //!
 //! One test: it counts the fds of the whole process, and uses up the rest.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::fs::File;

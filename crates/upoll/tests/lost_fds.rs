@@ -1,5 +1,6 @@
 //! A program closes fds that it did not open, and then opens others that get the same fds. The
 //! library leaves those files alone.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../../upoll-fds/tests/notified/mod.rs"]

@@ -1,5 +1,6 @@
 //! Nested sets: loops, depth, paths, and the readiness of a set as seen from the sets above it.
 //! Each rule is checked on the host kernel too.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

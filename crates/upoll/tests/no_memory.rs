@@ -2,6 +2,7 @@
 //! `ENOMEM` and has no effect, or succeeds without the memory. It never ends the process. It
 //! succeeds when it is repeated, and when all is dropped as much memory is in use as after a run
 //! without failures.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod failing_allocations;

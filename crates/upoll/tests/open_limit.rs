@@ -1,5 +1,6 @@
 //! `poll` with more entries than `RLIMIT_NOFILE` allows. The limit belongs to the whole process, so
 //! this is one test.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::time::Duration;

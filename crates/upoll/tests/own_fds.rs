@@ -1,5 +1,6 @@
 //! The program may close the fds that the library has open for itself, and reuse them. The
 //! library then leaves the program's files alone, and sets keep working.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod open_fds;

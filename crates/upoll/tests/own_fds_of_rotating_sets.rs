@@ -1,4 +1,5 @@
 //! The program closes the fds that the library has open for rotating sets, and reuses them.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod open_fds;

@@ -1,4 +1,5 @@
 //! Random calls on sets, while the program closes or replaces fds that it did not open, compared with a model.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod open_fds;

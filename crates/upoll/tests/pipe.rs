@@ -1,4 +1,5 @@
 //! Pipes of the host kernel and of upoll, with every result compared.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod random;

@@ -1,5 +1,6 @@
 //! Threads that block in pipes of the host kernel and of upoll: which thread wakes when, and that
 //! no byte is lost.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

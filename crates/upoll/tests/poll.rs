@@ -1,5 +1,6 @@
 //! `poll` and `select` compared with the host kernel: the same call on user-level objects and on
 //! the kernel's, with every result and every mask compared.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod random;

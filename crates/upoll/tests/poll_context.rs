@@ -1,5 +1,6 @@
 //! A context that is kept between calls, compared with calls without one and with the host kernel:
 //! random sequences of lists, changes, closes and reused fds, with every result compared.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod processor_time;

@@ -1,5 +1,6 @@
 //! A context that is kept between calls: when it registers and with what, what it keeps of files that close, and objects that
 //! panic.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::io::{Read, Write};

@@ -1,5 +1,6 @@
 //! A context that is kept between calls: threads that sleep in it, and moves of the context to other
 //! threads and processes.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod processor_time;

@@ -1,5 +1,6 @@
 //! Threads that sleep in `poll` and `select`: which events wake them, and the effect of signals.
 //! Behaviour that Linux has is checked on the host kernel in the same test.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

@@ -1,5 +1,6 @@
 //! Waits with a signal mask, with a clock, and after changes. Behaviour that Linux has is checked
 //! on the host kernel in the same test.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

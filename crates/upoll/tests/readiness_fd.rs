@@ -1,5 +1,6 @@
 //! The readiness fd of a set, as kernel sets and `poll(2)` see it. Each rule that Linux has for a kernel set
 //! within a kernel set is checked on the host kernel too.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod kernel;

@@ -1,4 +1,5 @@
 //! The resident memory of a million objects, as the kernel counts it.
+#![cfg(feature = "std")]
 #![cfg(all(not(upoll_loom), target_env = "gnu"))]
 
 use upoll::{Epoll, Event, EventFd, Events};

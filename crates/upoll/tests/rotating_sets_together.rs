@@ -1,4 +1,5 @@
 //! Several rotating sets: at one source, of one worker, or one below the other.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod rotating;

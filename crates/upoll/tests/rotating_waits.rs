@@ -1,6 +1,7 @@
 //! Waits in rotating sets and in workers' sets: each event reaches a waiting thread, whatever
 //! happens to the worker that was chosen for it. No kernel has rotating sets, so there is no
 //! oracle.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod rotating;

@@ -1,4 +1,5 @@
 //! The system calls that an event of a kernel fd costs a worker of a rotating set.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../../upoll-fds/tests/notified/mod.rs"]

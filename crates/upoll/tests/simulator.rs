@@ -1,4 +1,5 @@
 //! The simulator among the examples: the same trace each time, and the planted fault is found.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../examples/simulator.rs"]

@@ -1,5 +1,6 @@
 //! Connected stream sockets of the host kernel and of upoll, with every result compared, and
 //! threads that block in them.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod random;

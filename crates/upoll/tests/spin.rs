@@ -1,4 +1,5 @@
 //! An opt-in spin before a thread sleeps in a set.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

@@ -1,4 +1,5 @@
 //! `std::io::Read` and `Write` on pipes and stream sockets, against the host kernel's.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::io::{self, BufRead, BufReader, ErrorKind, IoSlice, IoSliceMut, Read, Write};

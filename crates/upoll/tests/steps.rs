@@ -1,4 +1,5 @@
 //! How the work of wakeups, polls and ADDs grows, by the steps that debug builds count.
+#![cfg(feature = "std")]
 #![cfg(debug_assertions)]
 
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Tasks are woken with no lock held, also by wakeups that a signal handler has left to the holder
 //! of a queue's lock.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 use std::future::Future;

@@ -1,4 +1,5 @@
 //! Tasks that wait by futures, without a runtime.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod task;

@@ -1,4 +1,5 @@
 //! Callbacks and tasks that wait for kernel fds, and for sets that have some.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod callbacks;

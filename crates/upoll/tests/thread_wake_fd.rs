@@ -1,5 +1,6 @@
 //! The wake fd of a thread that sleeps in `poll` or `select` with kernel fds in its list. Each
 //! thread has its own, and it survives whatever the program does to its fd.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

@@ -1,4 +1,5 @@
 //! Threads that wait for timers, beside user-level objects and kernel fds.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod threads;

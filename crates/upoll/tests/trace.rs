@@ -1,4 +1,5 @@
 //! Events for the crate `tracing`.
+#![cfg(all(feature = "std", feature = "tracing"))]
 #![cfg(not(upoll_loom))]
 
 use std::fmt::{Debug, Write};

@@ -1,5 +1,6 @@
 //! Time limits of waits, many threads in one set, and the order of a rotating set's workers.
 //! Behaviour that Linux has is checked on the host kernel in the same test.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod one_processor;

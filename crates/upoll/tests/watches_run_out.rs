@@ -1,6 +1,7 @@
 //! The kernel's limit of watches (`fs.epoll.max_user_watches`) is reached before each watch that a call asks it for. The
 //! call fails with `ENOSPC` and has no effect, or does without the watch; what was watched before stays so. Rotating sets,
 //! sets with a readiness fd, shared eventfds, and waits of callbacks and tasks.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../../upoll-fds/tests/notified/mod.rs"]

@@ -1,5 +1,6 @@
 //! The point at which a thread that wakes others yields the processor. Linux has no rotating sets,
 //! so there is no oracle.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod one_processor;

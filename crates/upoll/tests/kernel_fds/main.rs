@@ -1,4 +1,5 @@
 //! Kernel fds as members of sets, beside user-level objects.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 mod churn;

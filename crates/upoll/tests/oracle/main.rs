@@ -1,5 +1,6 @@
 //! The host kernel as the oracle. The same operations run on upoll and, through system calls, on
 //! the kernel. All results are compared, including the order of events.
+#![cfg(feature = "std")]
 #![cfg(not(upoll_loom))]
 
 #[path = "../kernel/mod.rs"]
