@@ -52,7 +52,7 @@ pub fn any_has_clock() -> bool {
 }
 
 /// A clock, and how to read it.
-pub(crate) type Reading = (Clock, fn() -> Duration);
+pub(crate) type Reading = (Clock, fn(Clock) -> Duration);
 
 /// The timers of one clock.
 pub struct Schedule {
@@ -256,7 +256,7 @@ impl Schedule {
     /// The time of its clock.
     pub fn now(&self) -> u64 {
         match self.clock {
-            Some((_, read)) => nanoseconds(read()),
+            Some((clock, read)) => nanoseconds(read(clock)),
             None => self.order.lock().now,
         }
     }

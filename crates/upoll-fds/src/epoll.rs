@@ -323,7 +323,7 @@ unsafe fn wait_in_the_kernels(
             return unsafe { pwait_of_the_kernel(epfd, (events, room), timeout, (mask, size)) };
         }
         Asked::By(Clock::Monotonic, limit) => limit,
-        Asked::By(Clock::Realtime, _) | Asked::Rest(_) => {
+        Asked::By(..) | Asked::Rest(_) => {
             // SAFETY: the caller's contract.
             let limit = unsafe { asked.limit() }?;
             if let (Clock::Realtime, Some(whole)) = (limit.clock(), limit.limit())
@@ -572,7 +572,7 @@ fn rest_of(whole: Duration, begun: Duration, clock: Clock) -> Option<Duration> {
     let rest = end.saturating_sub(now);
     Some(match clock {
         Clock::Monotonic => rest.saturating_add(COARSENESS).min(whole),
-        Clock::Realtime => rest,
+        _ => rest,
     })
 }
 

@@ -13,6 +13,7 @@ use crate::target::{Source, Target};
 /// One change of a batch (`struct epoll_ctl_cmd`).
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "epoll_ctl_cmd")]
+#[non_exhaustive]
 pub struct CtlCommand<'a> {
     /// The operation.
     pub op: Op,

@@ -17,12 +17,8 @@ pub(super) fn now(clock: Clock) -> libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    let id = match clock {
-        Clock::Monotonic => libc::CLOCK_MONOTONIC,
-        Clock::Realtime => libc::CLOCK_REALTIME,
-    };
-    // SAFETY: `now` is a timespec to be filled, and both clocks always exist.
-    unsafe { libc::clock_gettime(id, &raw mut now) };
+    // SAFETY: `now` is a timespec to be filled, and each of these clocks always exists.
+    unsafe { libc::clock_gettime(clock.id(), &raw mut now) };
     now
 }
 

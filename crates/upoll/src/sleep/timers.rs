@@ -41,10 +41,7 @@ impl Timers {
     /// # Ok::<(), upoll::Errno>(())
     /// ```
     pub fn on(clock: Clock) -> Result<Self, Errno> {
-        let read: fn() -> Duration = match clock {
-            Clock::Monotonic => || since_zero(now(Clock::Monotonic)),
-            Clock::Realtime => || since_zero(now(Clock::Realtime)),
-        };
+        let read = |clock| since_zero(now(clock));
         Self::with_schedule(Schedule::new(Some((clock, read))))
     }
 
