@@ -3,7 +3,7 @@
 //!
 //! A call first compares its list with the kept one ([`Registrations::compare`]), and changes the
 //! registrations where the two differ ([`Registrations::settle`]). Then it polls the *active* entries
-//! ([`Registrations::look`]): those that were ready at the last poll, and those that a wakeup has marked
+//! ([`Registrations::poll_all`]): those that were ready at the last poll, and those that a wakeup has marked
 //! since. The others are as idle as they were.
 //!
 //! # Marks
