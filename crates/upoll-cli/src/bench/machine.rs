@@ -3,10 +3,9 @@
 use std::fs;
 use std::hint;
 use std::io;
-use std::mem;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::SystemTime;
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -34,7 +33,7 @@ impl Machine {
     pub(super) fn look() -> io::Result<Self> {
         Ok(Machine {
             upoll_version: env!("CARGO_PKG_VERSION"),
-            date: date()?,
+            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             kernel_release: first_line("/proc/sys/kernel/osrelease"),
             cpu_model: cpu_model(),
             cpus: allowed_cpus()?,
@@ -51,25 +50,6 @@ fn first_line(path: &str) -> String {
         .ok()
         .and_then(|text| text.lines().next().map(str::to_owned))
         .unwrap_or_else(|| "unknown".to_owned())
-}
-
-fn date() -> io::Result<String> {
-    // SAFETY: no memory is involved.
-    let now = unsafe { libc::time(ptr::null_mut()) };
-    // SAFETY: the structure is plain numbers and a pointer, for which all zeros is a value.
-    let mut utc: libc::tm = unsafe { mem::zeroed() };
-    // SAFETY: both are live, and the call fills `utc`.
-    if unsafe { libc::gmtime_r(&raw const now, &raw mut utc) }.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(format!(
-        "{:04}-{:02}-{:02} {:02}:{:02} UTC",
-        utc.tm_year + 1900,
-        utc.tm_mon + 1,
-        utc.tm_mday,
-        utc.tm_hour,
-        utc.tm_min
-    ))
 }
 
 fn cpu_model() -> String {

@@ -4,13 +4,12 @@
 mod chart;
 mod plots;
 
-use std::fmt::Write;
-
 use anyhow::Result;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use self::chart::{GRID, INK, NOISY, SERIES, TARGET};
 use self::plots::Plot;
-use super::report::{INTERRUPTED, Report, TOO_WIDE, Table, UNOPTIMIZED};
+use super::report::{INTERRUPTED, Part, Report, TOO_WIDE, Table, UNOPTIMIZED};
 
 /// The colours of a dark page, in the order of [`SERIES`].
 const DARK_SERIES: [&str; 7] = [
@@ -24,68 +23,70 @@ const DARK_GRID: &str = "#34383D";
 /// The page, as long as it is.
 pub(super) fn page(report: &Report) -> Result<String> {
     let machine = &report.machine;
-    let mut out = String::new();
-    write!(
-        out,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" \
-         content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>upoll bench</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n\
-         <h1>upoll {} against Linux</h1>\n<dl>\n",
-        style(),
-        machine.upoll_version
-    )?;
-    let pinned = report.pinned_to;
-    for (term, said) in [
-        ("Kernel", machine.kernel_release.clone()),
-        (
-            "CPU",
-            format!("{}, {} CPUs", machine.cpu_model, machine.cpus.len()),
-        ),
-        ("Clock source", machine.clock_source.clone()),
-        ("Date", machine.date.clone()),
-        (
-            "Effort",
-            format!(
-                "{} batches of {} us on each side by turns{}; one thread is bound to CPU {pinned}",
-                report.effort.batches,
-                report.effort.batch_microseconds,
-                if report.quick {
-                    ", a quick run: rough"
-                } else {
-                    ""
-                },
-            ),
-        ),
-    ] {
-        writeln!(out, "<dt>{term}</dt><dd>{}</dd>", escaped(&said))?;
-    }
-    writeln!(
-        out,
-        "</dl>\n<p>Figures are ratios of work that both sides did by turns in one run. What is \
-         marked as too noisy was measured while the machine was busy with something else.</p>"
-    )?;
     let interrupted = report.interrupted.then_some(INTERRUPTED);
-    for said in UNOPTIMIZED.into_iter().chain(interrupted) {
-        writeln!(out, "<p class=\"verdict\">{said}</p>")?;
-    }
-    if let Some(verdict) = report.verdict() {
-        writeln!(out, "<p class=\"verdict\">{}</p>", escaped(&verdict))?;
-    }
-    for part in report.parts() {
-        let heading = part.heading();
-        writeln!(out, "<section>\n<h2>{heading}</h2>\n<div class=\"plots\">")?;
-        for plot in plots::of(report, part)? {
-            figure(&mut out, &plot)?;
+    let verdicts = UNOPTIMIZED
+        .into_iter()
+        .chain(interrupted)
+        .map(str::to_owned)
+        .chain(report.verdict());
+    let parts: Vec<(Part, Vec<Plot>)> = report
+        .parts()
+        .map(|part| Ok((part, plots::of(report, part)?)))
+        .collect::<Result<_>>()?;
+    let effort = format!(
+        "{} batches of {} us on each side by turns{}; one thread is bound to CPU {}",
+        report.effort.batches,
+        report.effort.batch_microseconds,
+        if report.quick {
+            ", a quick run: rough"
+        } else {
+            ""
+        },
+        report.pinned_to
+    );
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "upoll bench" }
+                style { (PreEscaped(style())) }
+            }
+            body {
+                main {
+                    h1 { "upoll " (machine.upoll_version) " against Linux" }
+                    dl {
+                        dt { "Kernel" } dd { (machine.kernel_release) }
+                        dt { "CPU" } dd { (machine.cpu_model) ", " (machine.cpus.len()) " CPUs" }
+                        dt { "Clock source" } dd { (machine.clock_source) }
+                        dt { "Date" } dd { (machine.date) }
+                        dt { "Effort" } dd { (effort) }
+                    }
+                    p {
+                        "Figures are ratios of work that both sides did by turns in one run. What is marked as too \
+                         noisy was measured while the machine was busy with something else."
+                    }
+                    @for verdict in verdicts {
+                        p class="verdict" { (verdict) }
+                    }
+                    @for (part, plots) in &parts {
+                        section {
+                            h2 { (part.heading()) }
+                            div class="plots" {
+                                @for plot in plots { (figure(plot)) }
+                            }
+                            p { (report.about(*part)) }
+                            (table(&report.table(*part)))
+                        }
+                    }
+                }
+            }
         }
-        writeln!(out, "</div>\n<p>{}</p>", escaped(&report.about(part)))?;
-        table(&mut out, &report.table(part))?;
-        writeln!(out, "</section>")?;
-    }
-    out.push_str("</main>\n</body>\n</html>\n");
-    Ok(out)
+    };
+    Ok(page.into_string())
 }
 
 fn style() -> String {
@@ -118,50 +119,45 @@ fn style() -> String {
     )
 }
 
-fn figure(out: &mut String, plot: &Plot) -> Result<()> {
-    let caption = escaped(&plot.caption);
-    let class = if plot.noisy { " class=\"noisy\"" } else { "" };
-    writeln!(out, "<figure{class}>\n<figcaption>{caption}</figcaption>")?;
-    if !plot.legend.is_empty() {
-        out.push_str("<ul class=\"legend\">");
-        for (name, at) in &plot.legend {
-            write!(out, "<li class=\"series-{at}\">{}</li>", escaped(name))?;
-        }
-        out.push_str("</ul>\n");
-    }
+fn figure(plot: &Plot) -> Markup {
+    let caption = html! { (plot.caption) }.into_string();
     let named = format!("<svg role=\"img\" aria-label=\"{caption}\" ");
-    writeln!(out, "{}</figure>", plot.svg.replacen("<svg ", &named, 1))?;
-    Ok(())
-}
-
-fn table(out: &mut String, table: &Table) -> Result<()> {
-    out.push_str("<div class=\"wide\"><table>\n<thead><tr>");
-    for name in &table.header {
-        write!(out, "<th>{}</th>", escaped(name))?;
-    }
-    out.push_str("</tr></thead>\n<tbody>\n");
-    for row in &table.rows {
-        let noisy = row.iter().any(|cell| cell.contains(TOO_WIDE));
-        out.push_str(if noisy {
-            "<tr class=\"noisy\">"
-        } else {
-            "<tr>"
-        });
-        for (at, (cell, column)) in row.iter().zip(&table.header).enumerate() {
-            let is_figure = table.figures.contains(&at);
-            let class = if is_figure { " class=\"figure\"" } else { "" };
-            let (cell, column) = (escaped(cell), escaped(column));
-            write!(out, "<td{class} data-column=\"{column}\">{cell}</td>")?;
+    html! {
+        figure class=[plot.noisy.then_some("noisy")] {
+            figcaption { (plot.caption) }
+            @if !plot.legend.is_empty() {
+                ul class="legend" {
+                    @for (name, at) in &plot.legend {
+                        li class={ "series-" (at) } { (name) }
+                    }
+                }
+            }
+            (PreEscaped(plot.svg.replacen("<svg ", &named, 1)))
         }
-        out.push_str("</tr>\n");
     }
-    out.push_str("</tbody>\n</table></div>\n");
-    Ok(())
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+fn table(table: &Table) -> Markup {
+    let is_noisy = |row: &[String]| row.iter().any(|cell| cell.contains(TOO_WIDE));
+    let class = |at: usize| table.figures.contains(&at).then_some("figure");
+    html! {
+        div class="wide" {
+            table {
+                thead {
+                    tr {
+                        @for name in &table.header { th { (name) } }
+                    }
+                }
+                tbody {
+                    @for row in &table.rows {
+                        tr class=[is_noisy(row).then_some("noisy")] {
+                            @for (at, (cell, column)) in row.iter().zip(&table.header).enumerate() {
+                                td class=[class(at)] data-column=(column) { (cell) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
