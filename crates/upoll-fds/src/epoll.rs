@@ -459,8 +459,8 @@ unsafe fn harvest_at_once(
     if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
         return None;
     }
-    let in_use = table::InUse::begin(epfd)?;
-    let Object::Epoll(set) = in_use.object() else {
+    let hazard = table::Hazard::begin(epfd)?;
+    let Object::Epoll(set) = hazard.object() else {
         return None;
     };
     if lasts && (set.is_mixed() || set.as_epoll().takes_turns()) {

@@ -62,12 +62,12 @@ pub(crate) fn operation(op: i32) -> Option<Op> {
 #[inline(always)]
 pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     let done = loop {
-        let Some(in_use) = table::InUse::begin(epfd) else {
+        let Some(hazard) = table::Hazard::begin(epfd) else {
             return ctl_in_the_kernels(epfd, op, fd, interest);
         };
-        let set = in_use.object();
-        let Ok(object) = in_use.add(fd) else {
-            drop(in_use);
+        let set = hazard.object();
+        let Ok(object) = hazard.add(fd) else {
+            drop(hazard);
             table::outlast_change(fd);
             continue;
         };
@@ -190,8 +190,8 @@ pub(crate) fn add_under(
     key: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    let in_use = table::InUse::begin(epfd).ok_or(Errno::BADF)?;
-    match (in_use.object(), in_use.add(fd)) {
+    let hazard = table::Hazard::begin(epfd).ok_or(Errno::BADF)?;
+    match (hazard.object(), hazard.add(fd)) {
         (Object::Epoll(set), Ok(Some(object))) => {
             add_object(set, epfd, object, [fd, key], interest)
         }

@@ -27,7 +27,7 @@ use upoll::internal::boxed;
 use crate::fork_snapshot::SetSnapshots;
 use crate::kernel::{self, call, to_fd};
 use crate::set::SetWithFd;
-use crate::slot::in_use;
+use crate::slot::hazard;
 use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, signals, table};
 use upoll_sys::backoff::wait_until;
 
@@ -205,7 +205,7 @@ pub unsafe fn end_unseen_fork_with_fds() {
 #[unsafe(link_section = "upoll_fork")]
 fn forget_other_threads() {
     change::end_fork_in_the_child();
-    in_use::forget_other_threads();
+    hazard::forget_other_threads();
     counts::forget_other_threads();
     demote::forget_other_threads();
     figures::begin_in_child();

@@ -7,7 +7,7 @@ use std::ptr;
 use upoll::Errno;
 
 use crate::counts;
-use crate::hazard;
+use crate::hazard_records;
 use crate::object::Object;
 use crate::signals::HeldBack;
 use crate::slot::Entry;
@@ -125,7 +125,7 @@ impl Held {
         }
         entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        hazard::wait_until_all_unused(&entries, hazard::MORE_TRIES, |entry| {
+        hazard_records::wait_until_all_unused(&entries, hazard_records::MORE_TRIES, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });

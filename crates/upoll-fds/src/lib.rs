@@ -52,7 +52,7 @@ mod fd_ops;
 pub mod figures;
 mod fork;
 mod fork_snapshot;
-mod hazard;
+mod hazard_records;
 mod held;
 mod install;
 mod interest;

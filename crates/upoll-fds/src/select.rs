@@ -291,8 +291,8 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
 #[inline]
 fn ready_events(fd: usize) -> Option<Events> {
     let fd = RawFd::try_from(fd).ok()?;
-    let in_use = table::InUse::begin(fd)?;
-    let object = in_use.object();
+    let hazard = table::Hazard::begin(fd)?;
+    let object = hazard.object();
     if matches!(object, Object::Epoll(set) if set.is_passive()) {
         return None;
     }

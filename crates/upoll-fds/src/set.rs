@@ -21,7 +21,7 @@ use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
 use crate::figures::{Now, Place};
-use crate::hazard;
+use crate::hazard_records;
 use crate::kernel::call;
 use crate::memory;
 use crate::passivity::Passivity;
@@ -167,8 +167,8 @@ impl SetWithFd {
     }
 
     /// Returns the mark of threads that wait in the kernel set.
-    pub(crate) fn mark(&self) -> hazard::Mark {
-        hazard::Mark::of(self)
+    pub(crate) fn mark(&self) -> hazard_records::Mark {
+        hazard_records::Mark::of(self)
     }
 
     /// Changes a kernel member by the kernel. Returns `None` if the set is not passive, or an ADD finds another thread that is
@@ -241,7 +241,7 @@ const MOST_TRIES: usize = 3000;
 /// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.
 struct Interruption {
     epfd: RawFd,
-    mark: hazard::Mark,
+    mark: hazard_records::Mark,
     /// A member of the kernel set, which asks for no events of it until the interruption is carried out.
     member: AlwaysWritable,
 }
@@ -251,8 +251,8 @@ impl Interruption {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it.
-    fn prepare(epfd: RawFd, mark: hazard::Mark) -> Result<Option<Self>, Errno> {
-        if hazard::wait_until_unmarked(mark, false) {
+    fn prepare(epfd: RawFd, mark: hazard_records::Mark) -> Result<Option<Self>, Errno> {
+        if hazard_records::wait_until_unmarked(mark, false) {
             return Ok(None);
         }
         let member = AlwaysWritable::new()?;
@@ -276,7 +276,7 @@ impl Interruption {
         self.change(Op::Mod, Events::OUT)?;
         let mut tries = 0;
         // The first round waits.
-        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < MOST_TRIES {
+        while !hazard_records::wait_until_unmarked(self.mark, tries == 0) && tries < MOST_TRIES {
             tries += 1;
             nap();
         }

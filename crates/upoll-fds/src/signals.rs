@@ -33,7 +33,7 @@ use upoll_sys::signals::{OF_FAULTS, bit, change};
 
 use upoll::Errno;
 
-use crate::hazard;
+use crate::hazard_records;
 use crate::kernel::{call, interruptible};
 
 /// The limit of a call that does not sleep.
@@ -185,7 +185,7 @@ pub(crate) fn call_what_was_put_off() {
         let before = hold_back();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
-            || hazard::ask_this_thread()
+            || hazard_records::ask_this_thread()
         {
             set_mask(before);
             return;
@@ -343,7 +343,7 @@ pub unsafe fn put_off(
         // A delayed signal is blocked in the interrupted context only. A handler near its end would run
         // other handlers in its own calls, and these signals would stay blocked.
         let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
-        if hazard::ask_this_thread() || waits {
+        if hazard_records::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
             return unsafe { own.add(signal, info, context) };
         }

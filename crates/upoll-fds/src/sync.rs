@@ -1,5 +1,5 @@
 //! Atomics, fences and thread-local state for the protocols of [`slot`](crate::slot),
-//! [`hazard`](crate::hazard) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
+//! [`hazard_records`](crate::hazard_records) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
 //! this module substitutes loom's.
 
 #[cfg(all(not(upoll_loom), not(upoll_jitter)))]

@@ -14,12 +14,12 @@ use upoll::internal::own_fds;
 use crate::change;
 use crate::counts;
 pub use crate::counts::has_any;
-use crate::hazard::{self, Mark};
+use crate::hazard_records::{self, Mark};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
-use crate::slot::in_use::{self, Changing};
+use crate::slot::hazard::{self, Changing};
 use crate::slot::{self, Entry, Slot};
 use upoll_sys::backoff::Backoff;
 
@@ -103,14 +103,14 @@ pub(crate) fn get_to_watch(fd: RawFd) -> Result<Option<Object>, Errno> {
     with(fd, prepare).transpose()
 }
 
-/// The objects that a call uses, until this is dropped. The call must not block, as in [`with`].
-pub(crate) struct InUse(in_use::InUse);
+/// Hazard pointers to the objects that a call uses, until this is dropped. The call must not block, as in [`with`].
+pub(crate) struct Hazard(hazard::Hazard);
 
-impl InUse {
+impl Hazard {
     /// Uses the object that `fd` stands for. Returns `None` if the fd is the kernel's, or not open.
     #[inline(always)]
     pub(crate) fn begin(fd: RawFd) -> Option<Self> {
-        in_use::InUse::begin(slot(fd)?).map(InUse)
+        hazard::Hazard::begin(slot(fd)?).map(Hazard)
     }
 
     #[inline(always)]
@@ -150,11 +150,11 @@ pub(crate) fn while_marked<R>(
 
 /// Objects that a call uses at the same time, until this is dropped. The call must not block, as in
 /// [`with`].
-pub(crate) struct Several(in_use::Several);
+pub(crate) struct Several(hazard::Several);
 
 impl Several {
     pub(crate) const fn new() -> Self {
-        Several(in_use::Several::new())
+        Several(hazard::Several::new())
     }
 
     /// Also uses the object of `fd`. Returns `None` if the fd is the kernel's, not open, or being
@@ -308,7 +308,7 @@ pub(crate) fn replace(
     if !has_any() {
         return copy();
     }
-    hazard::prepare();
+    hazard_records::prepare();
     let Some(slot) = slot_to_fill(new) else {
         return copy();
     };

@@ -8,15 +8,15 @@
 //!
 //! A thread that [holds](Slot::hold) fds may wait for changes by others. A change waits for nothing.
 
-pub(crate) mod in_use;
+pub(crate) mod hazard;
 
 use std::ptr::{self, NonNull};
 
 use upoll::Errno;
 
-use self::in_use::{Changing, InUse};
+use self::hazard::{Changing, Hazard};
 use crate::counts;
-use crate::hazard::{self, Mark};
+use crate::hazard_records::{self, Mark};
 use crate::object::Object;
 use crate::signals::HeldBack;
 use crate::sync::{AtomicPtr, Backoff, Ordering, Rule, broken};
@@ -24,7 +24,7 @@ use crate::sync::{AtomicPtr, Backoff, Ordering, Rule, broken};
 /// The object of an fd.
 pub(crate) struct Entry {
     pub(crate) object: Object,
-    /// The next entry that was left to the calls that use it; see [`in_use::release`].
+    /// The next entry that was left to the calls that use it; see [`hazard::release`].
     pub(crate) next_leaving: AtomicPtr<Entry>,
 }
 
@@ -159,8 +159,8 @@ impl Slot {
     /// which must not block.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&Object) -> R) -> Option<R> {
-        let in_use = InUse::begin(self)?;
-        Some(call(&in_use.entry().object))
+        let hazard = Hazard::begin(self)?;
+        Some(call(&hazard.entry().object))
     }
 
     /// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
@@ -172,10 +172,10 @@ impl Slot {
         mark_of: impl Fn(&Object) -> Option<Mark>,
         call: impl FnOnce() -> R,
     ) -> Option<R> {
-        let in_use = InUse::begin(self)?;
-        let mark = mark_of(&in_use.entry().object)?;
+        let hazard = Hazard::begin(self)?;
+        let mark = mark_of(&hazard.entry().object)?;
         let is_still = |entry: &Entry| mark_of(&entry.object) == Some(mark);
-        in_use.while_marked(mark, is_still, call)
+        hazard.while_marked(mark, is_still, call)
     }
 
     /// Runs `call`, which copies the fd, with its object. Other changes of the fd wait meanwhile. Returns
@@ -204,7 +204,7 @@ impl Slot {
             // Before the fd can leave the slot.
             counts::note_copy();
         }
-        in_use::release(self.put(mark, entry));
+        hazard::release(self.put(mark, entry));
         Some(result)
     }
 
@@ -213,7 +213,7 @@ impl Slot {
     pub(crate) fn install(&self, entry: Box<Entry>) {
         let old = self.0.swap(Box::into_raw(entry), Ordering::SeqCst);
         if is_at_rest(old) {
-            in_use::release(old);
+            hazard::release(old);
         }
     }
 
@@ -230,11 +230,11 @@ impl Slot {
         ];
         let leaving = slots[0].put(mark, Box::into_raw(first));
         drop(held_back);
-        in_use::release(leaving);
+        hazard::release(leaving);
         before
             .into_iter()
             .filter(|&old| is_at_rest(old))
-            .for_each(in_use::release);
+            .for_each(hazard::release);
     }
 
     /// Changes the object of the fd: in the kernel by `change`, and, if that succeeds, here to the
@@ -274,7 +274,7 @@ impl Slot {
             let leaving = if new == old { ptr::null_mut() } else { old };
             break (result, [leaving, self.put(mark, new)]);
         };
-        leaving.into_iter().for_each(in_use::release);
+        leaving.into_iter().for_each(hazard::release);
         result
     }
 
@@ -322,10 +322,10 @@ impl Slot {
     /// entry may still be in use. Signals must be held back until [`give_back`](Self::give_back) or
     /// [`end_demotion`](Self::end_demotion).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
-        let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
+        let is_meant = |hazard: &Hazard| is_meant(&hazard.entry().object);
         let mut backoff = Backoff::new();
-        while let Some(in_use) = InUse::begin(self).filter(is_meant) {
-            let entry = ptr::from_ref(in_use.entry()).cast_mut();
+        while let Some(hazard) = Hazard::begin(self).filter(is_meant) {
+            let entry = ptr::from_ref(hazard.entry()).cast_mut();
             let held = mark_by(entry);
             let place = &self.0;
             if place
@@ -334,7 +334,7 @@ impl Slot {
             {
                 return Some(entry);
             }
-            drop(in_use);
+            drop(hazard);
             backoff.wait();
         }
         None
@@ -351,25 +351,25 @@ impl Slot {
 
     /// Makes the slot lead to its old entry again.
     pub(crate) fn give_back(&self, held: *mut Entry) {
-        in_use::release(self.put(mark_by(held), held));
+        hazard::release(self.put(mark_by(held), held));
     }
 
     /// Empties the slot.
     pub(crate) fn end_demotion(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
-        in_use::release(held);
+        hazard::release(held);
     }
 
     /// Like `end_demotion`, for an entry that no call uses any more.
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
-    /// [`hazard::wait_until_all_unused`], or has found out by [`hazard::each_used`].
+    /// [`hazard_records::wait_until_all_unused`], or has found out by [`hazard_records::each_used`].
     pub(crate) unsafe fn end_demotion_of_unused(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.
-        unsafe { in_use::free(held) };
+        unsafe { hazard::free(held) };
     }
 
     /// Makes the slot lead to its old entry again, with another object. This needs no memory.
@@ -418,8 +418,8 @@ pub(crate) fn empty_unused(
 ) {
     for (at, slot) in slots.iter().enumerate() {
         // Another thread's fork may copy a held slot to a child, so one whose object stays is not held even for a moment.
-        let is_found = |in_use: InUse| is_meant(&in_use.entry().object);
-        if InUse::try_begin(slot).is_some_and(is_found)
+        let is_found = |hazard: Hazard| is_meant(&hazard.entry().object);
+        if Hazard::try_begin(slot).is_some_and(is_found)
             && let Some(entry) = slot.try_to_hold()
         {
             // SAFETY: it is held, so no other thread frees it.
@@ -433,7 +433,7 @@ pub(crate) fn empty_unused(
         return;
     }
     // Few at most: while a record names an entry, its thread does not block.
-    hazard::each_used(|used| {
+    hazard_records::each_used(|used| {
         let found = held.iter().position(|&(_, entry)| entry == used);
         if let Some((at, entry)) = found.map(|found| held.swap_remove(found)) {
             slots[at].give_back(entry);

@@ -7,7 +7,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::harness::{model, must_fail_without};
-use crate::hazard::{Mark, wait_until_unmarked};
+use crate::hazard_records::{Mark, wait_until_unmarked};
 use crate::look_ups::slot_of;
 use crate::object::Object;
 use crate::passivity::Passivity;

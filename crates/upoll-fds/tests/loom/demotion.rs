@@ -11,7 +11,7 @@ use upoll::Errno;
 use super::look_ups::{close, slot_of, use_several_from_a_thread, use_two_from_a_thread};
 use crate::counts;
 use crate::harness::{model, must_fail_without};
-use crate::hazard;
+use crate::hazard_records;
 use crate::held::hold;
 use crate::object::Object;
 use crate::signals::HeldBack;
@@ -27,7 +27,7 @@ fn using_several_against_demoting() {
         let slots = [slot_of(&object), slot_of(&Object::new())];
         let using = use_several_from_a_thread(&slots);
         let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
-        assert!(hazard::wait_until_unused(one, usize::MAX));
+        assert!(hazard_records::wait_until_unused(one, usize::MAX));
         object.be_transferred();
         slots[0].give_back(one);
         slots[1].give_back(other);
@@ -54,7 +54,7 @@ fn using_two_against_demoting() {
         let using = use_two_from_a_thread(&slots);
         let held = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
         for entry in held {
-            assert!(hazard::wait_until_unused(entry, usize::MAX));
+            assert!(hazard_records::wait_until_unused(entry, usize::MAX));
         }
         object.be_transferred();
         for (slot, entry) in slots.iter().zip(held) {
@@ -91,7 +91,7 @@ fn using_against_demoting() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(hazard::wait_until_unused(held, usize::MAX));
+        assert!(hazard_records::wait_until_unused(held, usize::MAX));
         object.be_transferred();
         has_kernel_it.store(true, Ordering::Relaxed);
         slot.end_demotion(held);
@@ -130,7 +130,7 @@ fn owning_against_demoting() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(hazard::wait_until_unused(held, usize::MAX));
+        assert!(hazard_records::wait_until_unused(held, usize::MAX));
         // The slot's and the model's own.
         if object.references() == 2 {
             object.be_transferred();
@@ -257,7 +257,7 @@ fn demote(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
         .each_ref()
         .map(|slot| slot.hold(|found| found.is(object)));
     for &entry in held.iter().flatten() {
-        assert!(hazard::wait_until_unused(entry, usize::MAX));
+        assert!(hazard_records::wait_until_unused(entry, usize::MAX));
     }
     if held.iter().any(Option::is_some) {
         object.be_transferred();
@@ -315,7 +315,7 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
                 thread::spawn(move || slot.install(Entry::new(new).unwrap()))
             };
             if let Some(held) = slot.hold(|found| found.is(&old)) {
-                assert!(hazard::wait_until_unused(held, usize::MAX));
+                assert!(hazard_records::wait_until_unused(held, usize::MAX));
                 old.be_transferred();
                 match gives_back {
                     true => slot.give_back(held),

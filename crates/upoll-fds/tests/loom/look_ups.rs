@@ -7,7 +7,7 @@ use loom::thread::{self, JoinHandle};
 
 use crate::harness::{holds_without, model, must_fail_without};
 use crate::object::Object;
-use crate::slot::{Entry, Slot, in_use};
+use crate::slot::{Entry, Slot, hazard};
 use crate::sync::Rule;
 
 pub(super) fn slot_of(object: &Object) -> Arc<Slot> {
@@ -26,7 +26,7 @@ fn use_from_a_thread(slot: &Arc<Slot>) -> JoinHandle<bool> {
 pub(super) fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
     let slots = slots.clone();
     thread::spawn(move || {
-        let several = in_use::Several::new();
+        let several = hazard::Several::new();
         let entries = slots.each_ref().map(|slot| several.add(slot));
         for entry in entries.into_iter().flatten() {
             entry.object.be_used();
@@ -38,13 +38,13 @@ pub(super) fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()
 pub(super) fn use_two_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
     let slots = slots.clone();
     thread::spawn(move || {
-        while let Some(in_use) = in_use::InUse::begin(&slots[0]) {
-            let Ok(another) = in_use.add(&slots[1]) else {
-                drop(in_use);
+        while let Some(hazard) = hazard::Hazard::begin(&slots[0]) {
+            let Ok(another) = hazard.add(&slots[1]) else {
+                drop(hazard);
                 slots[1].outlast_change();
                 continue;
             };
-            in_use.entry().object.be_used();
+            hazard.entry().object.be_used();
             if let Some(another) = another {
                 another.object.be_used();
             }

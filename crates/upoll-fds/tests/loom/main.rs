@@ -10,8 +10,8 @@ mod change;
 mod counts;
 #[path = "../../../upoll/tests/loom/harness.rs"]
 mod harness;
-#[path = "../../src/hazard.rs"]
-mod hazard;
+#[path = "../../src/hazard_records.rs"]
+mod hazard_records;
 #[path = "../../src/held.rs"]
 #[expect(dead_code, reason = "only the library transfers what is held")]
 mod held;

@@ -1,7 +1,7 @@
 //! Hazard pointers: which entry of the table a thread is using right now.
 //!
 //! A call that finds an object by its fd stores the address of the entry in a record of its thread. A thread that
-//! takes an entry out of the table waits until no record names it. [`in_use`](crate::slot::in_use) has the protocol;
+//! takes an entry out of the table waits until no record names it. [`hazard`](crate::slot::hazard) has the protocol;
 //! this module knows addresses only.
 //!
 //! With epoch-based reclamation, a close could return while an unrelated thread keeps the open file alive by its
