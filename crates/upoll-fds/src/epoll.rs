@@ -604,12 +604,12 @@ unsafe fn wait_passively(
     mask: Mask,
 ) -> Option<Result<usize, Errno>> {
     let passive = |object: &Object| match object {
-        Object::Epoll(set) if set.stays_passive() => Some(set.mark()),
+        Object::Epoll(set) if set.stays_passive() => Some(set.blocked_on()),
         _ => None,
     };
     // SAFETY: the caller's contract.
     let by_the_kernel = || unsafe { wait_in_the_kernels(epfd, room, asked, mask) };
-    table::while_marked(epfd, passive, by_the_kernel)
+    table::while_blocked_on(epfd, passive, by_the_kernel)
 }
 
 /// The result of a wait without its sleep.

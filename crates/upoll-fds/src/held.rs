@@ -56,7 +56,7 @@ pub(crate) fn hold(
     // A copy of an fd is found at the latest in the pass after the one that has held the fd.
     counts::repeat_passes(|| held.hold_more(&is_meant))?;
     held.group()?;
-    held.mark_those_in_use()?;
+    held.find_used()?;
     // A call that was under way may have added a member to a set that had none.
     if !broken(Rule::AskAgain) {
         held.give_back_where(|object| object.is_set() && !is_meant(object));
@@ -118,7 +118,7 @@ impl Held {
         Ok(())
     }
 
-    fn mark_those_in_use(&mut self) -> Result<(), Errno> {
+    fn find_used(&mut self) -> Result<(), Errno> {
         let (mut entries, mut used) = (Vec::new(), Vec::new());
         for list in [&mut entries, &mut used] {
             list.try_reserve(self.fds.len()).map_err(|_| Errno::NOMEM)?;

@@ -1,8 +1,8 @@
 //! The state of a set with an fd: passive while the kernel serves the set, and the way from there to active.
 //!
 //! # The named pairs
-//! - A thread that waits in a passive set marks itself, then checks whether the set stays passive. A thread that makes the
-//!   set active counts itself, then looks for marks.
+//! - A thread that waits in a passive set records that it is blocked on the set, then checks whether the set stays passive.
+//!   A thread that makes the set active counts itself, then reads these records.
 //! - A member of a passive set is counted, then the thread checks whether the set stays passive. A thread that makes
 //!   the set active counts itself, then looks at the count.
 //!

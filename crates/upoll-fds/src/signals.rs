@@ -409,19 +409,19 @@ struct Kept {
 }
 
 impl PutOff {
-    /// Returns unique information for a signal that only marks a place in the queue.
-    fn mark(&self, signal: i32) -> Information {
-        let mut mark = [0; 16];
-        mark[0] = u64::from(signal.cast_unsigned());
-        mark[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
-        mark[3] = ptr::from_ref(self).expose_provenance() as u64;
-        mark
+    /// Returns unique information for a signal that is only sent to find its place in the queue.
+    fn probe(&self, signal: i32) -> Information {
+        let mut probe = [0; 16];
+        probe[0] = u64::from(signal.cast_unsigned());
+        probe[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
+        probe[3] = ptr::from_ref(self).expose_provenance() as u64;
+        probe
     }
 
     /// Returns the information of a carrier. If the queue is full, the kernel sends a signal of this code all the same,
     /// once and without the rest.
     fn carrier(&self, signal: i32) -> Information {
-        let mut carrier = self.mark(signal);
+        let mut carrier = self.probe(signal);
         carrier[1] = u64::from(libc::SI_USER.cast_unsigned());
         carrier
     }
@@ -491,10 +491,10 @@ impl PutOff {
     ///
     /// Signals are held back.
     fn send_again(&self, signal: i32) {
-        let mark = self.mark(signal);
-        if send(signal, &mark).is_ok() {
-            // Signals that were sent to this thread before the mark come after the delayed one.
-            while let Some(next) = next_pending(signal).filter(|next| *next != mark) {
+        let probe = self.probe(signal);
+        if send(signal, &probe).is_ok() {
+            // Signals that were sent to this thread before the probe come after the delayed one.
+            while let Some(next) = next_pending(signal).filter(|next| *next != probe) {
                 // Without memory for it, it comes out of turn.
                 if !self.is_carrier(signal, &next) && !self.keep(next) {
                     let _ = send(signal, &next);

@@ -126,7 +126,7 @@ pub enum Rule {
     /// A thread takes a record in one step.
     TakeInOneStep,
     /// The end of a change is told from the end of another one.
-    OwnMark,
+    OwnTag,
     /// A change is counted, then looks whether a fork is under way.
     CountThenLook,
     /// A fork publishes that it is under way, then checks the count of changes.

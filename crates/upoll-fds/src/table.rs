@@ -14,7 +14,7 @@ use upoll::internal::own_fds;
 use crate::change;
 use crate::counts;
 pub use crate::counts::has_any;
-use crate::hazard_records::{self, Mark};
+use crate::hazard_records::{self, BlockedOn};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
@@ -137,15 +137,15 @@ pub(crate) fn outlast_change(fd: RawFd) {
     }
 }
 
-/// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
-/// object. Returns `None` if there is no mark, or the fd is not user-level.
+/// Runs `call`, which may block, while this thread's record has what `blocked_on` returns for the object.
+/// Returns `None` if that is `None`, or the fd is not user-level.
 #[inline]
-pub(crate) fn while_marked<R>(
+pub(crate) fn while_blocked_on<R>(
     fd: RawFd,
-    mark_of: impl Fn(&Object) -> Option<Mark>,
+    blocked_on: impl Fn(&Object) -> Option<BlockedOn>,
     call: impl FnOnce() -> R,
 ) -> Option<R> {
-    slot(fd)?.while_marked(mark_of, call)
+    slot(fd)?.while_blocked_on(blocked_on, call)
 }
 
 /// Objects that a call uses at the same time, until this is dropped. The call must not block, as in
@@ -276,7 +276,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         return copy();
     };
     let _section = Section::begin();
-    // A kernel fd is marked, too, and the child of a fork would not know it for one.
+    // The slot of a kernel fd is tagged, too, and the child of a fork would not know it for one.
     let _change = change::Change::begin();
     let mut backoff = Backoff::new();
     loop {

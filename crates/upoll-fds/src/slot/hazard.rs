@@ -20,8 +20,8 @@ use super::{Entry, Slot};
 #[cfg(not(upoll_loom))]
 use crate::hazard_records;
 use crate::hazard_records::{
-    MOST_TRIES, Mark, Mine, Record, before_check, is_used, next_record, note, records, see_others,
-    wait_until_unused, wipe,
+    BlockedOn, MOST_TRIES, Mine, Record, before_check, is_used, next_record, note, records,
+    see_others, wait_until_unused, wipe,
 };
 use crate::signals::Section;
 use crate::sync::{AtomicPtr, Ordering, Rule, broken, global};
@@ -152,17 +152,17 @@ impl Hazard {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Runs `call`, which may block, while the thread is marked instead of using the entry. Returns
-    /// `None` if `is_still` returns false once the thread is marked.
+    /// Runs `call`, which may block, while the record has `blocked_on` in place of the entry. Returns
+    /// `None` if `is_still` returns false once the record has it.
     #[inline]
-    pub(crate) fn while_marked<R>(
+    pub(crate) fn while_blocked_on<R>(
         self,
-        mark: Mark,
+        blocked_on: BlockedOn,
         is_still: impl FnOnce(&Entry) -> bool,
         call: impl FnOnce() -> R,
     ) -> Option<R> {
         let record = self.record;
-        record.mark.store(mark.0, Ordering::Relaxed);
+        record.blocked_on.store(blocked_on.0, Ordering::Relaxed);
         before_check();
         let is_still = is_still(self.entry());
         wipe(record);
@@ -170,7 +170,7 @@ impl Hazard {
             let_go_as_asked(record);
         }
         let result = is_still.then(call);
-        record.mark.store(ptr::null_mut(), Ordering::Release);
+        record.blocked_on.store(ptr::null_mut(), Ordering::Release);
         // Delayed signal handlers run when `self` is dropped, at the end.
         result
     }

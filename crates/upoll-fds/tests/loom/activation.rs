@@ -7,7 +7,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::harness::{model, must_fail_without};
-use crate::hazard_records::{Mark, wait_until_unmarked};
+use crate::hazard_records::{BlockedOn, wait_until_none_blocked_on};
 use crate::look_ups::slot_of;
 use crate::object::Object;
 use crate::passivity::Passivity;
@@ -33,15 +33,15 @@ impl Set {
         })
     }
 
-    fn mark(&self) -> Mark {
-        Mark::of(self)
+    fn blocked_on(&self) -> BlockedOn {
+        BlockedOn::of(self)
     }
 
     /// Waits in the kernel set, if that serves the set, until it is interrupted.
     fn wait(&self) {
         let slot = slot_of(&Object::new());
-        let mark = |_: &Object| self.passivity.stays_passive().then(|| self.mark());
-        slot.while_marked(mark, || {
+        let blocked_on = |_: &Object| self.passivity.stays_passive().then(|| self.blocked_on());
+        slot.while_blocked_on(blocked_on, || {
             let mut is_interrupted = self.is_interrupted.lock().unwrap();
             while !*is_interrupted {
                 is_interrupted = self.interrupts.wait(is_interrupted).unwrap();
@@ -52,7 +52,7 @@ impl Set {
     /// Makes the set active. An interruption is prepared, if `has_fds`.
     fn activate(&self, has_fds: bool) -> Result<(), ()> {
         let interrupts = self.passivity.activate(|| {
-            let is_awaited = !wait_until_unmarked(self.mark(), false);
+            let is_awaited = !wait_until_none_blocked_on(self.blocked_on(), false);
             if is_awaited && !has_fds {
                 return Err(());
             }

@@ -319,5 +319,5 @@ fn a_close_does_not_end_the_change_of_the_fds_next_object() {
 
 #[test]
 fn changes_that_are_not_told_apart_end_each_other() {
-    must_fail_without(Rule::OwnMark, closing_against_the_next_change);
+    must_fail_without(Rule::OwnTag, closing_against_the_next_change);
 }
