@@ -107,7 +107,7 @@ pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
 pub use crate::select::{UserSets, number_of_selected, pselect, raw_select, select};
 #[doc(hidden)]
-pub use crate::signals::{Section, put_off};
+pub use crate::signals::{Section, delay};
 pub use crate::socket::{
     getsockopt, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg, sendto, setsockopt,
 };

@@ -3,7 +3,7 @@
 //!
 //! - Signals are [held back](HeldBack), by the thread's mask, while an fd cannot be looked up.
 //! - The library that calls the program's handlers (`upoll-preload`) first checks whether the thread is in
-//!   the midst of a call. If it is, [`put_off`] delays the handler until the end of the call. A call that
+//!   the midst of a call. If it is, [`delay`] has the handler wait until the end of the call. A call that
 //!   has an object in use pays nothing for that: the flag of its record that asks it to release closed
 //!   objects also asks it to check for delayed handlers. Calls without a record, because they may block or
 //!   change an fd, are in a [`Section`].
@@ -28,7 +28,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll_sys::futex;
-use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
+use upoll_sys::interruptible::{Place, place, set_delayed};
 use upoll_sys::signals::{OF_FAULTS, bit, change};
 
 use upoll::Errno;
@@ -90,7 +90,7 @@ fn set_mask(mask: u64) {
 }
 
 /// Delayed handlers of a thread. Handlers may change this at any time.
-struct PutOff {
+struct Delayed {
     /// The number of [`Section`]s of the thread.
     sections: AtomicU32,
     /// Handlers are delayed.
@@ -113,8 +113,8 @@ struct PutOff {
 }
 
 std::thread_local! {
-    static PUT_OFF: PutOff = const {
-        PutOff {
+    static DELAYED: Delayed = const {
+        Delayed {
             sections: AtomicU32::new(0),
             is_any: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
@@ -129,7 +129,7 @@ std::thread_local! {
 }
 
 /// A part of a call in which no handler of the program runs, if the caller of the handlers uses
-/// [`put_off`].
+/// [`delay`].
 #[derive(Debug)]
 pub struct Section {
     /// It is the thread's.
@@ -139,7 +139,7 @@ pub struct Section {
 impl Section {
     /// Begins a section. Sections nest, and may end in any order.
     pub fn begin() -> Self {
-        PUT_OFF.with(|own| {
+        DELAYED.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before + 1, Ordering::Relaxed);
             if before == 0 {
@@ -155,7 +155,7 @@ impl Section {
     /// Ends the section. Returns whether an `EINTR` in it means that the call is to begin again:
     /// all handlers that have run ask for a restart, or came before the call slept.
     pub(crate) fn end(self) -> bool {
-        let begins_anew = PUT_OFF.with(|own| {
+        let begins_anew = DELAYED.with(|own| {
             own.is_any.load(Ordering::Relaxed) && !own.is_interrupted.load(Ordering::Relaxed)
         });
         drop(self);
@@ -165,7 +165,7 @@ impl Section {
 
 impl Drop for Section {
     fn drop(&mut self) {
-        let is_any = PUT_OFF.with(|own| {
+        let is_any = DELAYED.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before - 1, Ordering::Relaxed);
             // Between these two, a handler is called at once if none is delayed.
@@ -173,15 +173,15 @@ impl Drop for Section {
             own.is_any.load(Ordering::Relaxed)
         });
         if is_any {
-            call_what_was_put_off();
+            call_delayed();
         }
     }
 }
 
 /// Calls the delayed handlers, unless the thread is still in the midst of a call.
 #[cold]
-pub(crate) fn call_what_was_put_off() {
-    PUT_OFF.with(|own| {
+pub(crate) fn call_delayed() {
+    DELAYED.with(|own| {
         let before = hold_back();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
@@ -191,7 +191,7 @@ pub(crate) fn call_what_was_put_off() {
             return;
         }
         own.is_any.store(false, Ordering::Relaxed);
-        end_sleeps(false);
+        set_delayed(false);
         let blocked = own.blocked.swap(0, Ordering::Relaxed);
         let let_through = own.let_through.swap(0, Ordering::Relaxed);
         let sleeping = own.sleeping.swap(u64::MAX, Ordering::Relaxed) & !let_through;
@@ -334,12 +334,12 @@ mod registers {
 /// `info` and `context` are the arguments that the kernel has passed to the calling handler of
 /// `signal` (`SA_SIGINFO`). The handler returns at once if this function returns true.
 #[must_use]
-pub unsafe fn put_off(
+pub unsafe fn delay(
     signal: i32,
     info: *mut libc::siginfo_t,
     context: *mut libc::ucontext_t,
 ) -> bool {
-    PUT_OFF.with(|own| {
+    DELAYED.with(|own| {
         // A delayed signal is blocked in the interrupted context only. A handler near its end would run
         // other handlers in its own calls, and these signals would stay blocked.
         let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
@@ -388,7 +388,7 @@ fn is_of(signal: i32, information: &Information) -> bool {
 /// Forgets what is kept, in the child of a fork: pending signals are the parent's.
 #[unsafe(link_section = "upoll_fork")]
 pub(crate) fn begin_in_child() {
-    PUT_OFF.with(|own| {
+    DELAYED.with(|own| {
         // A page is not to be copied for what is right already.
         if !own.kept.get().is_null() {
             own.kept.set(ptr::null_mut());
@@ -401,14 +401,14 @@ const ONE_AT_A_TIME: i32 = 31;
 
 /// The information of a signal for which the kernel's queue had no room (`RLIMIT_SIGPENDING`).
 ///
-/// A [carrier](PutOff::carrier) is pending in its place. The next of these signals that is handled has the information
+/// A [carrier](Delayed::carrier) is pending in its place. The next of these signals that is handled has the information
 /// that was kept first. Its own is kept instead, if it was no carrier.
 struct Kept {
     information: Information,
     next: Cell<*mut Kept>,
 }
 
-impl PutOff {
+impl Delayed {
     /// Returns unique information for a signal that is only sent to find its place in the queue.
     fn probe(&self, signal: i32) -> Information {
         let mut probe = [0; 16];
@@ -553,7 +553,7 @@ impl PutOff {
     }
 
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cold]
     unsafe fn add(
         &self,
@@ -590,14 +590,14 @@ impl PutOff {
             self.sleeping.fetch_and(now, Ordering::Relaxed);
         }
         self.is_any.store(true, Ordering::Relaxed);
-        end_sleeps(true);
+        set_delayed(true);
         // SAFETY: the caller's contract.
         unsafe { self.end_sleep(context) };
         true
     }
 
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cold]
     unsafe fn unblock_in(&self, context: *mut libc::ucontext_t) {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -615,7 +615,7 @@ impl PutOff {
     /// Makes the thread leave the sleep that the signal came in.
     ///
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     unsafe fn end_sleep(&self, context: *mut libc::ucontext_t) {
         // SAFETY: the caller's contract.

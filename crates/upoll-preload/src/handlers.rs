@@ -1,4 +1,4 @@
-//! The program's signal handlers: called by one of this library's, which puts them off while their
+//! The program's signal handlers: called by one of this library's, which delays them while their
 //! thread is in the midst of a call on an object (see `upoll_fds`' module `signals`).
 //!
 //! Locks that detect recursion would not help: the state under such a lock is half changed when the
@@ -193,7 +193,7 @@ fn passed(flags: usize) -> usize {
 
 pub(crate) fn prepare() {
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it handlers that
-    // the child of a fork sets are not put off, if its parent has had such a child.
+    // the child of a fork sets are not delayed, if its parent has had such a child.
     unsafe { libc::pthread_atfork(None, None, Some(own_again)) };
 }
 
@@ -235,7 +235,7 @@ unsafe extern "C-unwind" fn call_handler(
 ) {
     // SAFETY: the arguments come from the kernel. If the call is delayed, this function returns at
     // once.
-    if unsafe { upoll_fds::put_off(signal, info, context.cast()) } {
+    if unsafe { upoll_fds::delay(signal, info, context.cast()) } {
         return;
     }
     let handler = &HANDLERS[signal.unsigned_abs() as usize % (SIGNALS + 1)];
