@@ -67,13 +67,13 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
 /// # Errors
 /// `EBADF`: it stands for no user-level object. `EINVAL`: the object is no set. `EMFILE`, `ENFILE`,
 /// `ENOMEM`: the kernel cannot open the fds for it.
-pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
-    let served = table::with(epfd, |object| match object {
+pub fn activate(epfd: RawFd) -> Result<(), Errno> {
+    let activated = table::with(epfd, |object| match object {
         // The set opens the fds that it needs while there are some. Without them the kernel still serves it.
         Object::Epoll(set) => set.adopt(epfd).and_then(|()| set.activate(epfd)),
         _ => Err(Errno::INVAL),
     });
-    served.unwrap_or(Err(Errno::BADF))
+    activated.unwrap_or(Err(Errno::BADF))
 }
 
 /// Opens an fd that is readable while the set that `epfd` stands for has something to report, for calls that know

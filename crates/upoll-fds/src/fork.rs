@@ -267,7 +267,7 @@ fn leave_to_the_parent(fds: impl Iterator<Item = RawFd>) {
         table::set_alone(fd, None);
     }
     if let Ok(nothing) = nothing {
-        // It is ours alone.
+        // Nobody else knows it.
         let _ = kernel::close(nothing);
     }
 }

@@ -208,7 +208,7 @@ mod kernel {
             let after = place.wrapping_add(1);
             match NEXT.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
-                    // SAFETY: there is room for whole records in the page; this one is ours.
+                    // SAFETY: there is room for whole records in the page; this one is the caller's alone.
                     return unsafe {
                         place.write(Record::taken());
                         &*place

@@ -84,8 +84,8 @@ pub use crate::embedder_object::{open, with_own};
 #[doc(hidden)]
 pub use crate::epoll::note_figures;
 pub use crate::epoll::{
-    EpollWaitParams, epoll_create, epoll_create1, epoll_fd, epoll_pwait, epoll_pwait1,
-    epoll_pwait2, epoll_wait, serve_here,
+    EpollWaitParams, activate, epoll_create, epoll_create1, epoll_fd, epoll_pwait, epoll_pwait1,
+    epoll_pwait2, epoll_wait,
 };
 pub use crate::epoll_ctl::epoll_ctl;
 pub use crate::eventfd::{
@@ -111,8 +111,8 @@ pub use crate::signals::{Section, delay};
 pub use crate::socket::{
     getsockopt, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg, sendto, setsockopt,
 };
-pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_fds};
+pub use crate::table::{has_any, is_active_user_level, is_socket, is_user_level, user_level_fds};
 #[doc(hidden)]
-pub use crate::table::{is_ours, may_be_ours};
+pub use crate::table::{is_user_level_or_own, may_be_user_level_or_own};
 /// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.
 pub use upoll::internal::open_limit_changed;

@@ -91,7 +91,7 @@ unsafe fn poll_masked(
             // SAFETY: as above.
             Err(Errno::NOMEM) if unsafe { demote_named(fds, count) } => {}
             // The kernel takes no memory of the process. SAFETY: as above.
-            Err(Errno::NOMEM) if !unsafe { names_ours(fds, count) } => {
+            Err(Errno::NOMEM) if !unsafe { names_user_level_or_own(fds, count) } => {
                 // SAFETY: as above.
                 return unsafe { pass_on(fds, count, limit, mask) };
             }
@@ -145,9 +145,9 @@ unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
 /// # Safety
 /// As [`ppoll`].
 #[cold]
-unsafe fn names_ours(fds: *mut libc::pollfd, count: usize) -> bool {
+unsafe fn names_user_level_or_own(fds: *mut libc::pollfd, count: usize) -> bool {
     // SAFETY: the caller's contract.
-    unsafe { named(fds, count) }.any(crate::is_ours)
+    unsafe { named(fds, count) }.any(crate::is_user_level_or_own)
 }
 
 /// Returns the fds of a list, up to the first entry that cannot be read.

@@ -176,18 +176,18 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.is_empty())
 }
 
-/// Returns whether calls on the fd concern the library: it stands for a user-level object, or is an own fd,
-/// which the program cannot use.
+/// Returns whether the fd is user-level, or an own fd, which the program cannot use. Calls on any other fd are the
+/// kernel's.
 #[doc(hidden)]
 #[inline]
-pub fn is_ours(fd: RawFd) -> bool {
+pub fn is_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::is_own(fd)
 }
 
-/// Returns whether [`is_ours`] may be true of an fd. This is a few loads, without a call.
+/// Returns whether [`is_user_level_or_own`] may be true of an fd. This is a few loads, without a call.
 #[doc(hidden)]
 #[inline]
-pub fn may_be_ours(fd: RawFd) -> bool {
+pub fn may_be_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::may_be_own(fd)
 }
 
@@ -206,9 +206,8 @@ pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
-/// Returns whether calls on the fd are served in user space. Calls on a set without user-level members are
-/// the kernel's.
-pub fn is_served_here(fd: RawFd) -> bool {
+/// Returns whether the fd is user-level, and stands for no passive set: calls on such a set are the kernel's.
+pub fn is_active_user_level(fd: RawFd) -> bool {
     let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
     with(fd, |object| !is_passive(object)).unwrap_or(false)
 }

@@ -87,7 +87,10 @@ pub(crate) fn begin_to_wrap() {
 ///
 /// Handlers are delayed meanwhile: a handler that waited for the end of all such calls could wait for its own
 /// thread.
-pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn make_user_level<R>(
+    is_wanted: impl Fn() -> bool,
+    make: impl FnOnce() -> R,
+) -> Option<R> {
     // First, because a child in its parent's memory might be killed between the two changes of the
     // count.
     if !is_wanted() {

@@ -22,8 +22,8 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
         // SAFETY: the caller's contract.
         unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok()
     });
-    let is_ours = list.any(|entry| upoll_fds::is_served_here(entry.fd));
-    stats::count_as(Call::Poll, is_ours);
+    let is_user_level = list.any(|entry| upoll_fds::is_active_user_level(entry.fd));
+    stats::count_as(Call::Poll, is_user_level);
 }
 
 /// Returns whether one of the entries stands for a user-level object. If not, the call is passed on. So is a
@@ -32,26 +32,26 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 /// # Safety
 /// As [`upoll_fds::read_memory`].
 #[inline]
-pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
+pub(crate) unsafe fn names_user_level(fds: *const pollfd, count: nfds_t) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
-    if !is_ours {
+    let is_user_level = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
+    if !is_user_level {
         stats::count_as(Call::Poll, false);
     }
-    is_ours
+    is_user_level
 }
 
 /// Returns whether the fd that is polled stands for a user-level object. A plain set is left to the kernel.
 #[inline(never)]
-fn is_polled_here(fd: c_int) -> bool {
+fn is_polled_at_user_level(fd: c_int) -> bool {
     plain_sets::forget(fd);
-    upoll_fds::is_ours(fd)
+    upoll_fds::is_user_level_or_own(fd)
 }
 
-/// Returns whether [`is_polled_here`] may be true, or has a set to leave.
+/// Returns whether [`is_polled_at_user_level`] may be true, or has a set to leave.
 #[inline]
-fn may_be_polled_here(fd: c_int) -> bool {
-    plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd)
+fn may_be_polled_at_user_level(fd: c_int) -> bool {
+    plain_sets::has_record(fd) || upoll_fds::may_be_user_level_or_own(fd)
 }
 
 /// # Safety
@@ -60,7 +60,7 @@ fn may_be_polled_here(fd: c_int) -> bool {
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
     let count = upoll_fds::number_of_entries(length(count));
     // SAFETY: the caller's contract, on a page that the kernel has confirmed.
-    let is_candidate = |at| may_be_polled_here(unsafe { fd_at(fds, at) });
+    let is_candidate = |at| may_be_polled_at_user_level(unsafe { fd_at(fds, at) });
     if upoll_fds::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
         return false;
     }
@@ -77,8 +77,8 @@ unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
     for at in 0..upoll_fds::count_readable(fds, count) {
         // SAFETY: the kernel has confirmed the pages, and the rest is the caller's contract.
         let fd = unsafe { fd_at(fds, at) };
-        if may_be_polled_here(fd) {
-            is_any |= is_polled_here(fd);
+        if may_be_polled_at_user_level(fd) {
+            is_any |= is_polled_at_user_level(fd);
         }
     }
     is_any
@@ -96,13 +96,13 @@ unsafe fn fd_at(fds: *const pollfd, at: usize) -> c_int {
 ///
 /// # Safety
 /// As [`upoll_fds::read_memory`].
-pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
+pub(crate) unsafe fn selects_user_level(n: c_int, sets: UserSets) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = plain_sets::may_name_any() && unsafe { any_selected(n, sets) };
-    if !is_ours {
+    let is_user_level = plain_sets::may_name_any() && unsafe { any_selected(n, sets) };
+    if !is_user_level {
         stats::count_as(Call::Select, false);
     }
-    is_ours
+    is_user_level
 }
 
 /// # Safety
@@ -124,7 +124,7 @@ unsafe fn any_selected(n: c_int, sets: UserSets) -> bool {
         while asked != 0 {
             let fd = first + asked.trailing_zeros() as usize;
             asked &= asked - 1;
-            is_any |= fd < end && c_int::try_from(fd).is_ok_and(is_polled_here);
+            is_any |= fd < end && c_int::try_from(fd).is_ok_and(is_polled_at_user_level);
         }
     }
     is_any
@@ -243,7 +243,7 @@ unsafe fn count_select(n: c_int, sets: UserSets) {
     if !stats::is_on() {
         return;
     }
-    let is_ours = sets.into_iter().any(|set| {
+    let is_user_level = sets.into_iter().any(|set| {
         // SAFETY: the caller's contract. A longer set than an fd_set is looked at in part.
         let Ok(set) = (unsafe { upoll_fds::read_memory(set) }) else {
             return false;
@@ -251,9 +251,9 @@ unsafe fn count_select(n: c_int, sets: UserSets) {
         let fds = 0..n.clamp(0, 1024);
         // SAFETY: the fds are below the size of an fd_set.
         fds.filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
-            .any(upoll_fds::is_served_here)
+            .any(upoll_fds::is_active_user_level)
     });
-    stats::count_as(Call::Select, is_ours);
+    stats::count_as(Call::Select, is_user_level);
 }
 
 #[doc = "`select(2)`"]

@@ -28,7 +28,7 @@ exported! {
 
 #[inline(never)]
 fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
-    let made = handlers::make_here(
+    let made = handlers::make_user_level(
         || settings::is_user_level(Call::EventFd),
         || upoll_fds::eventfd(initial, flags),
     );
@@ -86,7 +86,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
         0 => settings::is_user_level(Call::EpollCreate),
         _ => !settings::is_nothing_new_served(),
     };
-    let made = handlers::make_here(is_wanted, || {
+    let made = handlers::make_user_level(is_wanted, || {
         upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd))
     });
     stats::count_as(Call::EpollCreate, made.is_some());
@@ -107,7 +107,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
 fn serve(epfd: c_int) {
     if settings::is_user_level(Call::EpollCreate) {
         // A set that cannot be user-level yet becomes so when it has to be.
-        let _ = upoll_fds::serve_here(epfd);
+        let _ = upoll_fds::activate(epfd);
     }
 }
 
@@ -118,36 +118,36 @@ fn take_over(epfd: c_int) {
         return;
     }
     let is_wanted = || !settings::is_nothing_new_served();
-    match handlers::make_here(is_wanted, || takeover::take_over(epfd)) {
+    match handlers::make_user_level(is_wanted, || takeover::take_over(epfd)) {
         Some(()) => settings::look_again(epfd),
         None => plain_sets::forget(epfd),
     }
 }
 
 /// Returns whether a change of a set is not for the kernel alone: one of the two is user-level, or becomes so.
-pub(crate) fn changes_ours(epfd: c_int, op: c_int, fd: c_int) -> bool {
+pub(crate) fn changes_user_level(epfd: c_int, op: c_int, fd: c_int) -> bool {
     if op == libc::EPOLL_CTL_ADD {
         if plain_sets::is_plain(fd) {
-            match upoll_fds::is_ours(epfd) {
+            match upoll_fds::is_user_level_or_own(epfd) {
                 true => take_over(fd),
                 false => plain_sets::forget(fd),
             }
         }
-        match upoll_fds::is_ours(fd) {
+        match upoll_fds::is_user_level_or_own(fd) {
             true => take_over(epfd),
             false => plain_sets::note_member(epfd),
         }
     }
-    upoll_fds::is_ours(epfd) || upoll_fds::is_ours(fd)
+    upoll_fds::is_user_level_or_own(epfd) || upoll_fds::is_user_level_or_own(fd)
 }
 
 /// # Safety
 /// As the call.
 #[inline(never)]
 unsafe fn epoll_ctl_body(epfd: c_int, op: c_int, fd: c_int, event: *const Event) -> c_int {
-    let is_ours = changes_ours(epfd, op, fd);
+    let is_user_level = changes_user_level(epfd, op, fd);
     stats::count_ctl(epfd, fd);
-    if !is_ours {
+    if !is_user_level {
         pass_on!(
             "epoll_ctl",
             fn(c_int, c_int, c_int, *const Event) -> c_int,
@@ -173,7 +173,7 @@ unsafe fn epoll_ctl_batch_body(
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.
         match unsafe { upoll_fds::read_memory(commands.wrapping_add(at)) } {
-            Ok(command) => drop(changes_ours(epfd, command.op, command.fd)),
+            Ok(command) => drop(changes_user_level(epfd, command.op, command.fd)),
             Err(_) => break,
         }
     }

@@ -1,4 +1,4 @@
-//! Settings from the environment: `UPOLL_USER`, the kinds of objects to serve here, `UPOLL_STATS`, the place for
+//! Settings from the environment: `UPOLL_USER`, the kinds of objects that are user-level, `UPOLL_STATS`, the place for
 //! the statistics, and `UPOLL_TOP`, the file for the figures of sets.
 
 use std::cell::Cell;

@@ -39,7 +39,7 @@ unsafe fn socketpair_body(
     protocol: c_int,
     fds: *mut [c_int; 2],
 ) -> c_int {
-    let made = handlers::make_here(
+    let made = handlers::make_user_level(
         || settings::is_user_level(Call::SocketPair),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },
@@ -65,7 +65,7 @@ unsafe fn socketpair_body(
 
 #[inline(never)]
 fn shutdown_body(fd: c_int, how: c_int) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !upoll_fds::is_user_level_or_own(fd) {
         pass_on!("shutdown", fn(c_int, c_int) -> c_int, (fd, how));
     }
     give(upoll_fds::shutdown(fd, how))
@@ -77,7 +77,7 @@ fn shutdown_body(fd: c_int, how: c_int) -> c_int {
 /// As the call.
 #[inline(never)]
 unsafe fn bind_body(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !upoll_fds::is_user_level_or_own(fd) {
         pass_on!(
             "bind",
             fn(c_int, *const sockaddr, socklen_t) -> c_int,
@@ -192,7 +192,7 @@ unsafe fn getsockopt_body(
     value: *mut c_void,
     size: *mut socklen_t,
 ) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !upoll_fds::is_user_level_or_own(fd) {
         pass_on!(
             "getsockopt",
             fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
@@ -213,7 +213,7 @@ unsafe fn setsockopt_body(
     value: *const c_void,
     size: socklen_t,
 ) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !upoll_fds::is_user_level_or_own(fd) {
         pass_on!(
             "setsockopt",
             fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
@@ -289,18 +289,22 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
-pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
+pub(crate) unsafe fn sends_user_level(fd: c_int, message: *const msghdr) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { demote_rights(message) }.is_err()
+    upoll_fds::is_user_level_or_own(fd) || unsafe { demote_rights(message) }.is_err()
 }
 
 /// The same for several messages.
 ///
 /// # Safety
-/// As [`sends_ours`].
-pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
+/// As [`sends_user_level`].
+pub(crate) unsafe fn sends_user_level_among(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { demote_rights_of(messages, count) } != Ok(count)
+    upoll_fds::is_user_level_or_own(fd) || unsafe { demote_rights_of(messages, count) } != Ok(count)
 }
 
 /// Demotes the objects of the fds that several messages carry. Returns how many of the messages to send: those
@@ -310,7 +314,7 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
 /// `EBADF`: the first message carries one.
 ///
 /// # Safety
-/// As [`sends_ours`].
+/// As [`sends_user_level`].
 unsafe fn demote_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_uint, Errno> {
     if !plain_sets::may_name_any() {
         return Ok(count);
