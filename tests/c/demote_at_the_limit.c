@@ -78,14 +78,14 @@ static void forks_with_a_closed_descriptor(void)
 }
 
 #ifdef UPOLL_REDIRECT
-static void hand_over(int fd)
+static void demote_object(int fd)
 {
 	CHECK(upoll_demote(fd) == 0);
 }
 #else
 /* Sends the descriptor over `pair`, and takes no copy of it. */
 static int pair[2];
-static void hand_over(int fd)
+static void demote_object(int fd)
 {
 	char byte = 0;
 	union {
@@ -103,7 +103,7 @@ static void hand_over(int fd)
 static void sends(void)
 {
 	int count = fill();
-	hand_over(counters[7]);
+	demote_object(counters[7]);
 #ifndef UPOLL_REDIRECT
 	char byte;
 	union {

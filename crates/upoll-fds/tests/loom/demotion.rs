@@ -212,7 +212,7 @@ fn a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about() {
     must_fail_without(Rule::AskOnce, adding_a_member_against_demoting);
 }
 
-/// A call becomes an owner of a set by one of its fds and goes on with that, while another thread hands the set over if it
+/// A call becomes an owner of a set by one of its fds and goes on with that, while another thread demotes the set if it
 /// has no other owners than the thread and the fds.
 fn owning_a_set_against_demoting() {
     model(3, || {
