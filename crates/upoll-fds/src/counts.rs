@@ -70,7 +70,7 @@ impl Copies {
     }
 
     fn are_all(&self) -> bool {
-        COPIES.load(Ordering::SeqCst) == self.0 || broken(Rule::LookForCopies)
+        COPIES.load(Ordering::SeqCst) == self.0 || broken(Rule::CheckForCopies)
     }
 }
 

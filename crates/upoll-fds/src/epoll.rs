@@ -464,7 +464,7 @@ unsafe fn harvest_at_once(
         return None;
     };
     if lasts && (set.is_mixed() || set.as_epoll().takes_turns()) {
-        // Its sleep begins with a look at the kernel's members, or with its turn.
+        // Its sleep begins with a check of the kernel's members, or with its turn.
         return None;
     }
     if set.is_passive() {
@@ -507,7 +507,7 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
-        let (mut looks, mut turns) = (0, 0);
+        let (mut tries, mut turns) = (0, 0);
         loop {
             let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -530,13 +530,13 @@ unsafe fn wait_and_sleep(
                 if found == 0 || kept > 0 {
                     return Ok(kept);
                 }
-                looks += 1;
+                tries += 1;
             }
             // It was woken to wait anew, or could not begin.
             let mut limit = whole.limit()?;
             let had_room = found.zip(usize::try_from(room.1).ok());
             let had_room = had_room.is_some_and(|(found, room)| found < room);
-            if limit.limit() == Some(Duration::ZERO) && (had_room || looks == LOOKS) {
+            if limit.limit() == Some(Duration::ZERO) && (had_room || tries == TRIES) {
                 return Ok(0);
             }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
@@ -544,7 +544,7 @@ unsafe fn wait_and_sleep(
                     Some(rest) => rest,
                     // The interrupting event stays until others have come.
                     None if found.is_some() => return Ok(0),
-                    // A wait that could not begin looks once at least.
+                    // A wait that could not begin tries once at least.
                     None => Duration::ZERO,
                 };
                 limit = Timeout::after(clock, rest);
@@ -557,7 +557,7 @@ unsafe fn wait_and_sleep(
 /// The number of times that a wait without a sleep tries again after the interrupting event has taken the only place.
 /// The kernel reports that event again only behind other ready ones, but maybe to several threads by
 /// turns.
-const LOOKS: usize = 64;
+const TRIES: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
@@ -613,7 +613,7 @@ unsafe fn wait_passively(
 }
 
 /// The result of a wait without its sleep.
-enum Look {
+enum Attempt {
     Done(Result<usize, Errno>),
     Sleep(SharedBox<SetWithFd>),
     Passive(Errno),
@@ -643,39 +643,39 @@ unsafe fn wait_actively(
     // SAFETY: as above.
     let mask = unsafe { self::mask(mask, size) }?;
     let room = usize::try_from(room).unwrap_or(0);
-    let look = table::with(epfd, |object| {
+    let attempt = table::with(epfd, |object| {
         if room == 0 || room > MOST_EVENTS {
-            return Look::Done(Err(Errno::INVAL));
+            return Attempt::Done(Err(Errno::INVAL));
         }
         if let Err(errno) = memory::check_range(events, room * size_of::<Event>()) {
-            return Look::Done(Err(errno));
+            return Attempt::Done(Err(errno));
         }
         let Object::Epoll(set) = object else {
-            return Look::Done(Err(Errno::INVAL));
+            return Attempt::Done(Err(Errno::INVAL));
         };
         if let Err(errno) = set.activate(epfd) {
-            return Look::Passive(errno);
+            return Attempt::Passive(errno);
         }
         // Such a wait sleeps in the kernel.
         if mask.is_some()
             && let Err(errno) = set.adopt(epfd)
         {
-            return Look::Done(Err(errno));
+            return Attempt::Done(Err(errno));
         }
         if limit.limit() == Some(Duration::ZERO) {
             // SAFETY: the caller's contract.
             let events = unsafe { memory::writable(events, fillable(set, room)) };
             if !events.is_empty() {
-                return Look::Done(set.as_epoll().try_wait(events));
+                return Attempt::Done(set.as_epoll().try_wait(events));
             }
         }
-        Look::Sleep(SharedBox::clone(set))
+        Attempt::Sleep(SharedBox::clone(set))
     });
-    let set = match look {
+    let set = match attempt {
         None => return Ok(Waited::InTheKernels),
-        Some(Look::Done(result)) => return result.map(Waited::Found),
-        Some(Look::Passive(errno)) => return Ok(Waited::Passive(errno)),
-        Some(Look::Sleep(set)) => set,
+        Some(Attempt::Done(result)) => return result.map(Waited::Found),
+        Some(Attempt::Passive(errno)) => return Ok(Waited::Passive(errno)),
+        Some(Attempt::Sleep(set)) => set,
     };
     // SAFETY: the caller's contract.
     let events = unsafe { memory::writable(events, fillable(&set, room)) };

@@ -216,7 +216,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
     let mut flags = in_kernel()?;
     loop {
         object.follow_flags(flags);
-        // The look at the kernel's flags comes after the store, for all threads.
+        // The kernel's flags are read after the store, for all threads.
         fence(Ordering::SeqCst);
         let now = in_kernel()?;
         if now == flags {

@@ -267,7 +267,7 @@ mod tests {
     use crate::object::Object;
     use crate::signals::HeldBack;
 
-    /// Another thread removes the last member of a set between two looks at it: `is_meant` returns true and false by turns.
+    /// Another thread removes the last member of a set between two checks of it: `is_meant` returns true and false by turns.
     #[test]
     fn all_fds_of_a_set_are_given_back_or_none() {
         let set = crate::epoll_create1(0).expect("a set");
@@ -279,7 +279,7 @@ mod tests {
                 return false;
             };
             asked.set(asked.get() + 1);
-            // The first two looks hold both fds.
+            // The first two checks hold both fds.
             asked.get() <= 2 || asked.get() % 2 == 0
         };
         let held_back = HeldBack::begin();

@@ -4,7 +4,7 @@
 //! - A thread that waits in a passive set records that it is blocked on the set, then checks whether the set stays passive.
 //!   A thread that makes the set active counts itself, then reads these records.
 //! - A member of a passive set is counted, then the thread checks whether the set stays passive. A thread that makes
-//!   the set active counts itself, then looks at the count.
+//!   the set active counts itself, then checks the count.
 //!
 //! So all that can fail comes before the change of the state. If it fails the set stays passive.
 

@@ -253,7 +253,7 @@ fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
         let limit = limit
             .as_mut()
             .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        // SAFETY: as above; the limit is live, and without a mask its size is not looked at.
+        // SAFETY: as above; the limit is live, and without a mask its size is ignored.
         unsafe {
             call!(
                 SYS_ppoll,
@@ -308,7 +308,7 @@ impl Running {
     }
 }
 
-/// None if an object was demoted meanwhile: it must be looked at anew.
+/// None if an object was demoted meanwhile: it must be polled anew.
 ///
 /// # Safety
 /// As [`ppoll`].

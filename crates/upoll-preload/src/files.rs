@@ -177,7 +177,7 @@ unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         }
     }
     Some(give(made))

@@ -36,7 +36,7 @@ fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
     match made {
         Some(made) => give(made.inspect(|&fd| {
             files::leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         })),
         None => {
             pass_on!("eventfd", fn(c_uint, c_int) -> c_int, (initial, flags));
@@ -91,7 +91,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
     });
     stats::count_as(Call::EpollCreate, made.is_some());
     if let Some(made) = made {
-        return give(made.inspect(|&epfd| settings::look_again(epfd)));
+        return give(made.inspect(|&epfd| settings::recheck(epfd)));
     }
     if settings::is_nothing_new_served() {
         return by_the_kernel();
@@ -119,7 +119,7 @@ fn take_over(epfd: c_int) {
     }
     let is_wanted = || !settings::is_nothing_new_served();
     match handlers::make_user_level(is_wanted, || takeover::take_over(epfd)) {
-        Some(()) => settings::look_again(epfd),
+        Some(()) => settings::recheck(epfd),
         None => plain_sets::forget(epfd),
     }
 }

@@ -57,7 +57,7 @@ unsafe fn socketpair_body(
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         }
     }
     give(made)

@@ -65,7 +65,7 @@ impl Drop for Hazard {
 
 #[inline(always)]
 fn still_leads_to(slot: &Slot, entry: NonNull<Entry>) -> bool {
-    slot.word() == entry.as_ptr() || broken(Rule::LookAgain)
+    slot.word() == entry.as_ptr() || broken(Rule::Recheck)
 }
 
 impl Hazard {
@@ -119,7 +119,7 @@ impl Hazard {
             wipe(record);
             let entry = slot.settled()?;
             note(&record.entry, entry);
-            if slot.leads_to(entry) || broken(Rule::LookAgain) {
+            if slot.leads_to(entry) || broken(Rule::Recheck) {
                 std::mem::forget(hazard);
                 return Some(entry);
             }
@@ -302,7 +302,7 @@ fn leave(entry: *mut Entry) -> bool {
         record.is_asked.store(true, Ordering::SeqCst);
         see_others();
         // A call that is seen to use the entry now finds `is_asked` set at its end.
-        if broken(Rule::LookAgainAfterAsking) || record.names(entry) {
+        if broken(Rule::RecheckAfterAsking) || record.names(entry) {
             return true;
         }
     }

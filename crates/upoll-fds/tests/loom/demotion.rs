@@ -596,7 +596,7 @@ fn an_fd_that_moves_is_held_at_the_old_place_or_at_the_new_one() {
 
 #[test]
 fn an_fd_that_moves_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, || moving_against_demoting(false));
+    must_fail_without(Rule::CheckForCopies, || moving_against_demoting(false));
 }
 
 #[test]
@@ -606,7 +606,7 @@ fn the_copy_of_an_fd_that_is_closed_meanwhile_is_held() {
 
 #[test]
 fn the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, || moving_against_demoting(true));
+    must_fail_without(Rule::CheckForCopies, || moving_against_demoting(true));
 }
 
 /// An fd is copied in each pass over the slots, as soon as that may be.
@@ -671,5 +671,5 @@ fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
 
 #[test]
 fn a_copy_of_an_fd_that_is_closed_is_missed_by_a_look_that_does_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, copying_and_closing_against_looking);
+    must_fail_without(Rule::CheckForCopies, copying_and_closing_against_looking);
 }

@@ -53,12 +53,12 @@ fn a_fork_takes_place_before_or_after_a_change() {
 
 #[test]
 fn a_change_that_looks_before_it_is_counted_is_met_by_a_fork() {
-    must_fail_without(Rule::CountThenLook, changing_against_forking);
+    must_fail_without(Rule::CountThenCheck, changing_against_forking);
 }
 
 #[test]
 fn a_fork_that_looks_before_it_says_so_meets_a_change() {
-    must_fail_without(Rule::SayThenLook, changing_against_forking);
+    must_fail_without(Rule::PublishThenCheck, changing_against_forking);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_fork_waits_for_changes_of_two_threads() {
 
 #[test]
 fn of_two_changes_one_that_looks_before_it_is_counted_is_met_by_a_fork() {
-    must_fail_without(Rule::CountThenLook, making_two_against_forking);
+    must_fail_without(Rule::CountThenCheck, making_two_against_forking);
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_look_up_whose_record_is_not_seen_uses_what_is_gone() {
 
 #[test]
 fn a_look_up_that_does_not_look_again_uses_what_is_gone() {
-    must_fail_without(Rule::LookAgain, using_against_closing);
+    must_fail_without(Rule::Recheck, using_against_closing);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_call_that_does_not_let_go_when_asked_leaves_the_file_open() {
 
 #[test]
 fn a_close_that_does_not_look_again_after_asking_leaves_the_file_open() {
-    must_fail_without(Rule::LookAgainAfterAsking, using_against_closing);
+    must_fail_without(Rule::RecheckAfterAsking, using_against_closing);
 }
 
 /// Two calls use an entry that another object replaces: the last call releases it. The calls take one
@@ -187,7 +187,7 @@ fn an_object_that_a_call_uses_with_others_goes_when_the_call_is_over() {
 
 #[test]
 fn several_that_are_not_looked_at_again_are_used_when_gone() {
-    must_fail_without(Rule::LookAgain, using_several_against_closing);
+    must_fail_without(Rule::Recheck, using_several_against_closing);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_second_object_whose_record_is_not_seen_is_used_when_gone() {
 
 #[test]
 fn a_second_object_that_is_not_looked_at_again_is_used_when_gone() {
-    must_fail_without(Rule::LookAgain, using_two_against_closing);
+    must_fail_without(Rule::Recheck, using_two_against_closing);
 }
 
 #[test]

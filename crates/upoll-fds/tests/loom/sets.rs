@@ -41,7 +41,7 @@ fn a_set_that_a_child_has_is_of_a_past_generation() {
 
 #[test]
 fn a_set_whose_maker_looks_first_is_met_by_a_fork() {
-    must_fail_without(Rule::NoteThenLook, making_a_set_against_forking);
+    must_fail_without(Rule::NoteThenCheck, making_a_set_against_forking);
 }
 
 /// Two threads make sets while a generation ends.
@@ -252,7 +252,7 @@ fn a_member_that_does_not_outlast_a_takeover_is_lost() {
 
 #[test]
 fn a_takeover_that_looks_for_members_before_its_claim_loses_one() {
-    must_fail_without(Rule::ClaimThenLook, adding_against_taking_over);
+    must_fail_without(Rule::ClaimThenCheck, adding_against_taking_over);
 }
 
 /// A thread polls a set, as the kernel's if no fd may be user-level, while another one takes the set over, and a
@@ -328,7 +328,7 @@ fn a_copy_that_does_not_outlast_a_takeover_is_not_in_the_table() {
 
 #[test]
 fn a_takeover_that_looks_for_copies_before_its_claim_misses_one() {
-    must_fail_without(Rule::ClaimThenLook, copying_against_taking_over);
+    must_fail_without(Rule::ClaimThenCheck, copying_against_taking_over);
 }
 
 /// A thread copies an fd of a set that another one closes, and opens another file there: the copy may be of
