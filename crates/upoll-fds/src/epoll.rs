@@ -108,9 +108,8 @@ pub fn epoll_fd(epfd: RawFd) -> Result<RawFd, Errno> {
     })
 }
 
-/// Shows the [figures](crate::figures) of the set that `epfd` stands for, if it is user-level. The calling thread has just
+/// Shows the [figures](crate::internal::figures) of the set that `epfd` stands for, if it is user-level. The calling thread has just
 /// changed it, or waited in it and got as many events.
-#[doc(hidden)]
 #[cold]
 pub fn note_figures(epfd: RawFd, events: usize) {
     table::with(epfd, |object| {

@@ -13,7 +13,6 @@ use crate::{fork, hazard_records, kernel, table};
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for them.
-#[doc(hidden)]
 pub fn prepare() -> Result<(), Errno> {
     hazard_records::prepare();
     upoll::internal::prepare_thread_ends();

@@ -37,7 +37,7 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 /// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
 /// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`. Up to eight entries,
 ///   all user-level, are checked against the limit that a call has read last if this call does not
-///   sleep; [`open_limit_changed`](crate::open_limit_changed) has it read again.
+///   sleep; [`prlimit`] has it read again.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
 ///   [demoted](crate::demote). Others are demoted then.
@@ -123,7 +123,6 @@ pub unsafe fn prlimit(
 /// Returns how many entries a call has: the kernel takes an `unsigned int`, so the upper half of an
 /// `nfds_t` is ignored.
 #[expect(clippy::cast_possible_truncation, reason = "as the kernel does")]
-#[doc(hidden)]
 #[inline]
 pub fn number_of_entries(count: usize) -> usize {
     count as u32 as usize
@@ -147,7 +146,7 @@ unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
 #[cold]
 unsafe fn names_user_level_or_own(fds: *mut libc::pollfd, count: usize) -> bool {
     // SAFETY: the caller's contract.
-    unsafe { named(fds, count) }.any(crate::is_user_level_or_own)
+    unsafe { named(fds, count) }.any(table::is_user_level_or_own)
 }
 
 /// Returns the fds of a list, up to the first entry that cannot be read.

@@ -25,8 +25,8 @@ const WORD: usize = c_ulong::BITS as usize;
 /// `select(2)` as the C library's function is: `sets` are those for reading, writing and exceptional conditions. The
 /// remaining time is written to `timeout`.
 ///
-/// Like glibc from 2.34 on, reads 32 bits of the microseconds, and cuts a time that is too long. [`raw_select`] is the
-/// system call, which does neither.
+/// Like glibc from 2.34 on, reads 32 bits of the microseconds, and cuts a time that is too long.
+/// The system call does neither.
 ///
 /// # Errors
 /// - `EFAULT`: `timeout` or a set cannot be read or written.
@@ -442,7 +442,6 @@ unsafe fn pass_on(
 
 /// Returns how many fds of its sets a call looks at. The kernel lowers `n` to the size of its table of fds, and does not
 /// look at a set beyond it. Up to `FD_SETSIZE` every `fd_set` has memory.
-#[doc(hidden)]
 #[must_use]
 pub fn number_of_selected(n: usize) -> usize {
     match n > libc::FD_SETSIZE {

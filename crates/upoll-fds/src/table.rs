@@ -178,14 +178,12 @@ pub fn is_user_level(fd: RawFd) -> bool {
 
 /// Returns whether the fd is user-level, or an own fd, which the program cannot use. Calls on any other fd are the
 /// kernel's.
-#[doc(hidden)]
 #[inline]
 pub fn is_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::is_own(fd)
 }
 
 /// Returns whether [`is_user_level_or_own`] may be true of an fd. This is a few loads, without a call.
-#[doc(hidden)]
 #[inline]
 pub fn may_be_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::may_be_own(fd)

@@ -7,8 +7,8 @@ use libc::{
     timespec, timeval,
 };
 use upoll::Event;
-use upoll_fds::errno::give;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::errno::give;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::{
     cancellable_before, deferred, interruptible, is_any_asynchronous, with_deferred,
@@ -186,15 +186,15 @@ set_waits! {
 cancellation_points! {
     "send" send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::send,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "__send" __send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::send,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "sendto" sendto(
         fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
         size: socklen_t
     ) -> ssize_t = sockets::sendto,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "sendmsg" sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
         = sockets::sendmsg,
         if sockets::sends_user_level(fd, message);
@@ -203,37 +203,37 @@ cancellation_points! {
         if sockets::sends_user_level_among(fd, messages, count);
     "recv" recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::recv,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "__recv_chk" __recv_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int
     ) -> ssize_t = sockets::recv_chk,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "recvfrom" recvfrom(
         fd: c_int, buffer: *mut u8, count: size_t, flags: c_int, from: *mut sockaddr,
         size: *mut socklen_t
     ) -> ssize_t = sockets::recvfrom,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "__recvfrom_chk" __recvfrom_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int,
         from: *mut sockaddr, size: *mut socklen_t
     ) -> ssize_t = sockets::recvfrom_chk,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "recvmsg" recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
         = sockets::recvmsg,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "recvmmsg" recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec
     ) -> c_int = sockets::recvmmsg,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "splice" splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint
     ) -> ssize_t = demoting_calls::splice,
-        if upoll_fds::is_user_level_or_own(from) || upoll_fds::is_user_level_or_own(to);
+        if internal::is_user_level_or_own(from) || internal::is_user_level_or_own(to);
     "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = demoting_calls::tee,
-        if upoll_fds::is_user_level_or_own(from) || upoll_fds::is_user_level_or_own(to);
+        if internal::is_user_level_or_own(from) || internal::is_user_level_or_own(to);
     "vmsplice" vmsplice(fd: c_int, list: *const iovec, count: size_t, flags: c_uint) -> ssize_t
         = demoting_calls::vmsplice,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
         if is_user_level_or_counted(Call::Read, fd);
     "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
@@ -248,18 +248,18 @@ cancellation_points! {
         if is_user_level_or_counted(Call::Write, fd);
     "preadv2" preadv2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
         -> ssize_t = demoting_calls::preadv2,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "preadv64v2" preadv64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
     ) -> ssize_t = demoting_calls::preadv2,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "pwritev2" pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
         -> ssize_t = demoting_calls::pwritev2,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "pwritev64v2" pwritev64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
     ) -> ssize_t = demoting_calls::pwritev2,
-        if upoll_fds::is_user_level_or_own(fd);
+        if internal::is_user_level_or_own(fd);
     "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
         if polls::names_user_level(fds, count);
     "__poll" __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,

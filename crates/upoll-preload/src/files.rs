@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{iovec, size_t, ssize_t};
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::{deferred, exported};
 use crate::next::{Next, call_at, listed, pass_on};
@@ -14,7 +14,7 @@ use crate::settings;
 use crate::stats::{self, Call, is_user_level_or_counted};
 use crate::streams;
 use crate::{handlers, kernel};
-use upoll_fds::errno::{give, give_size};
+use upoll_fds::internal::errno::{give, give_size};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -226,7 +226,7 @@ pub(crate) fn duplicate_to(
 }
 
 fn is_either_user_level(fd: c_int, new: c_int) -> bool {
-    upoll_fds::is_user_level_or_own(new) || is_user_level_or_counted(Call::Dup, fd)
+    internal::is_user_level_or_own(new) || is_user_level_or_counted(Call::Dup, fd)
 }
 
 /// Begins a copy to the fd `new`. A plain set that has that fd is left to the kernel: it may keep it.
@@ -254,7 +254,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
 
     // If the library knows neither fd, there is nothing to do but this.
     let next = NEXT.known();
-    let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_user_level_or_own(fd);
+    let is_known = |fd| plain_sets::has_record(fd) || internal::may_be_user_level_or_own(fd);
     let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);
     if is_unknown && !next.is_null() && !stats::is_on() {
         return call_at!(next, fn(c_int, c_int) -> c_int, (fd, new));
@@ -412,7 +412,7 @@ pub(crate) fn adds_an_fd(request: u32) -> bool {
 /// `EBADF`: it names an fd of the library's own.
 ///
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
     /// `struct seccomp_notif_addfd`, up to the fd.
     #[repr(C)]
@@ -424,7 +424,7 @@ unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
     }
     let place = std::ptr::with_exposed_provenance::<Added>(argument);
     // SAFETY: the caller's contract. The kernel refuses an address that cannot be read.
-    if let Ok(added) = unsafe { upoll_fds::read_memory(place) } {
+    if let Ok(added) = unsafe { internal::read_memory(place) } {
         if own_fds::is_own(added.fd) {
             return Err(Errno::BADF);
         }

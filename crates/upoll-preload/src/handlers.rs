@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t};
 use upoll::Errno;
+use upoll_fds::internal;
 use upoll_sys::backoff::Backoff;
 use upoll_sys::futex;
 use upoll_sys::signals::{self, Blocked};
@@ -22,7 +23,7 @@ use upoll_sys::signals::{self, Blocked};
 use crate::cancel::exported;
 use crate::next::next;
 use crate::{kernel, settings};
-use upoll_fds::errno::{MASK_SIZE, give, set_errno};
+use upoll_fds::internal::errno::{MASK_SIZE, give, set_errno};
 
 /// The program's handler of each signal, with the three bits below, which no address has. A handler is in
 /// force while the kernel's action for the signal is [`call_handler`].
@@ -97,7 +98,7 @@ pub(crate) fn make_user_level<R>(
         return None;
     }
     begin_to_wrap();
-    let _section = upoll_fds::Section::begin();
+    let _section = internal::Section::begin();
     settings::while_making(is_wanted, make)
 }
 
@@ -238,7 +239,7 @@ unsafe extern "C-unwind" fn call_handler(
 ) {
     // SAFETY: the arguments come from the kernel. If the call is delayed, this function returns at
     // once.
-    if unsafe { upoll_fds::delay(signal, info, context.cast()) } {
+    if unsafe { internal::delay(signal, info, context.cast()) } {
         return;
     }
     let handler = &HANDLERS[signal.unsigned_abs() as usize % (SIGNALS + 1)];
@@ -450,7 +451,7 @@ pub(crate) unsafe fn raw_sigaction(
     let wanted = match new.is_null() {
         true => Ok(None),
         // SAFETY: the caller's contract.
-        false => unsafe { upoll_fds::read_memory(new) }.map(Some),
+        false => unsafe { internal::read_memory(new) }.map(Some),
     };
     let done = wanted.and_then(|wanted| {
         let mut found = kernel::Action::default();
@@ -470,7 +471,7 @@ pub(crate) unsafe fn raw_sigaction(
         match old.is_null() {
             true => Ok(()),
             // SAFETY: the caller's contract.
-            false => unsafe { upoll_fds::write_memory(old, found) },
+            false => unsafe { internal::write_memory(old, found) },
         }
     });
     give(done)

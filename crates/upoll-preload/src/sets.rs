@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_uint};
 
 use libc::{sigset_t, timespec};
 use upoll::{CreateFlags, Errno, Event};
-use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
+use upoll_fds::internal::{self, plain_sets, takeover};
+use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
 use crate::cancel::exported;
 use crate::next::pass_on;
 use crate::settings;
 use crate::stats::{self, Call};
 use crate::{files, handlers, kernel, top};
-use upoll_fds::errno::{MASK_SIZE, give, set_errno};
+use upoll_fds::internal::errno::{MASK_SIZE, give, set_errno};
 
 exported! {
     "`eventfd(2)`" eventfd(initial: c_uint, flags: c_int) -> c_int = eventfd_body;
@@ -107,7 +108,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
 fn serve(epfd: c_int) {
     if settings::is_user_level(Call::EpollCreate) {
         // A set that cannot be user-level yet becomes so when it has to be.
-        let _ = upoll_fds::activate(epfd);
+        let _ = internal::activate(epfd);
     }
 }
 
@@ -128,17 +129,17 @@ fn take_over(epfd: c_int) {
 pub(crate) fn changes_user_level(epfd: c_int, op: c_int, fd: c_int) -> bool {
     if op == libc::EPOLL_CTL_ADD {
         if plain_sets::is_plain(fd) {
-            match upoll_fds::is_user_level_or_own(epfd) {
+            match internal::is_user_level_or_own(epfd) {
                 true => take_over(fd),
                 false => plain_sets::forget(fd),
             }
         }
-        match upoll_fds::is_user_level_or_own(fd) {
+        match internal::is_user_level_or_own(fd) {
             true => take_over(epfd),
             false => plain_sets::note_member(epfd),
         }
     }
-    upoll_fds::is_user_level_or_own(epfd) || upoll_fds::is_user_level_or_own(fd)
+    internal::is_user_level_or_own(epfd) || internal::is_user_level_or_own(fd)
 }
 
 /// # Safety
@@ -172,7 +173,7 @@ unsafe fn epoll_ctl_batch_body(
     take_over(epfd);
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.
-        match unsafe { upoll_fds::read_memory(commands.wrapping_add(at)) } {
+        match unsafe { internal::read_memory(commands.wrapping_add(at)) } {
             Ok(command) => drop(changes_user_level(epfd, command.op, command.fd)),
             Err(_) => break,
         }

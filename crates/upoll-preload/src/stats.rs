@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::Errno;
 use upoll::internal::own_fds::{self, KeptFile};
+use upoll_fds::internal;
 use upoll_sys::text::Text;
 use upoll_sys::warning;
 
@@ -75,14 +76,14 @@ std::thread_local! {
 #[inline]
 pub(crate) fn count(call: Call, fd: i32) {
     if is_on() {
-        count_as(call, upoll_fds::is_active_user_level(fd));
+        count_as(call, internal::is_active_user_level(fd));
     }
 }
 
 /// Returns whether `fd` is user-level, or an own fd. A call on another fd is passed on, and counted by this function.
 #[inline]
 pub(crate) fn is_user_level_or_counted(call: Call, fd: i32) -> bool {
-    let is_user_level = upoll_fds::is_user_level_or_own(fd);
+    let is_user_level = internal::is_user_level_or_own(fd);
     if !is_user_level {
         count_as(call, false);
     }
@@ -94,7 +95,7 @@ pub(crate) fn is_user_level_or_counted(call: Call, fd: i32) -> bool {
 pub(crate) fn count_ctl(epfd: i32, fd: i32) {
     if is_on() {
         let is_user_level =
-            upoll_fds::is_active_user_level(epfd) || upoll_fds::is_active_user_level(fd);
+            internal::is_active_user_level(epfd) || internal::is_active_user_level(fd);
         count_as(Call::EpollCtl, is_user_level);
     }
 }

@@ -4,14 +4,14 @@ use std::ffi::{c_int, c_long, c_uint};
 
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::deferred;
 use crate::kernel::by_number;
 use crate::settings;
 use crate::stats::Call;
 use crate::{demoting_calls, files, handlers, polls, process, sets, sockets, stats, top};
-use upoll_fds::errno::{give_word, set_errno};
+use upoll_fds::internal::errno::{give_word, set_errno};
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
 ///
@@ -57,7 +57,7 @@ unsafe fn syscall_body(
             }
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
                 let result = give_word(by_number(number, arguments));
-                upoll_fds::open_limit_changed();
+                internal::open_limit_changed();
                 result
             }
             _ if is_wait(number) => wait(number, arguments),
@@ -151,7 +151,7 @@ impl Word for usize {
 /// # Safety
 /// That of the call.
 unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bool {
-    let is_user_level = |fd: usize| upoll_fds::is_user_level_or_own(fd.int());
+    let is_user_level = |fd: usize| internal::is_user_level_or_own(fd.int());
     match number {
         libc::SYS_close => {
             plain_sets::close(a.int());
@@ -321,7 +321,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
             libc::SYS_clone3 => {
                 // The flags come first in the structure. The kernel refuses a structure that cannot
                 // be read.
-                let flags = upoll_fds::read_memory(a.ptr::<usize>()).unwrap_or(0);
+                let flags = internal::read_memory(a.ptr::<usize>()).unwrap_or(0);
                 give_word(process::raw_clone(flags, || by_number(number, arguments)))
             }
             libc::SYS_execve | libc::SYS_execveat => {
