@@ -9,7 +9,7 @@ use upoll::Errno;
 use crate::counts;
 use crate::hazard_records;
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::slot::Entry;
 use crate::sync::{Rule, broken};
 use crate::table::{fds, slot};
@@ -41,14 +41,11 @@ pub(crate) struct Group<'a>(&'a mut [HeldFd]);
 /// block on one have a reference of their own. If an object is meant, objects [tied](Object::tie) to it
 /// must be meant, too.
 ///
-/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
+/// Signals must be blocked: a handler that looks such an fd up would wait for the interrupted code.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list. Nothing is held then.
-pub(crate) fn hold(
-    is_meant: impl Fn(&Object) -> bool,
-    _held_back: &HeldBack,
-) -> Result<Held, Errno> {
+pub(crate) fn hold(is_meant: impl Fn(&Object) -> bool, _blocked: &Blocked) -> Result<Held, Errno> {
     let mut held = Held {
         fds: Vec::new(),
         sorted: Vec::new(),
@@ -265,7 +262,7 @@ mod tests {
 
     use super::hold;
     use crate::object::Object;
-    use crate::signals::HeldBack;
+    use crate::signals::Blocked;
 
     /// Another thread removes the last member of a set between two checks of it: `is_meant` returns true and false by turns.
     #[test]
@@ -282,12 +279,12 @@ mod tests {
             // The first two checks hold both fds.
             asked.get() <= 2 || asked.get() % 2 == 0
         };
-        let held_back = HeldBack::begin();
-        let mut held = hold(is_meant, &held_back).expect("memory");
+        let blocked = Blocked::all();
+        let mut held = hold(is_meant, &blocked).expect("memory");
         let groups = held.groups().map(|group| group.objects().count());
         assert_eq!(groups.filter(|&count| count == 1).count(), 0);
         drop(held);
-        drop(held_back);
+        drop(blocked);
         for fd in [set, copy] {
             crate::close(fd).expect("an fd");
         }

@@ -1,7 +1,7 @@
 //! Signal handlers, and the state that they must not meet: locks of the code that they have interrupted, an
 //! fd that it is changing, its entries in wait queues.
 //!
-//! - Signals are [held back](HeldBack), by the thread's mask, while an fd cannot be looked up.
+//! - Signals are [blocked](Blocked) while an fd cannot be looked up.
 //! - The library that calls the program's handlers (`upoll-preload`) first checks whether the thread is in
 //!   the midst of a call. If it is, [`delay`] has the handler wait until the end of the call. A call that
 //!   has an object in use pays nothing for that: the flag of its record that asks it to release closed
@@ -29,7 +29,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fen
 
 use upoll_sys::futex;
 use upoll_sys::interruptible::{Place, place, set_delayed};
-use upoll_sys::signals::{OF_FAULTS, bit, change};
+pub(crate) use upoll_sys::signals::Blocked;
+use upoll_sys::signals::bit;
 
 use upoll::Errno;
 
@@ -41,53 +42,6 @@ static AT_ONCE: libc::timespec = libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
-
-std::thread_local! {
-    /// The number of [`HeldBack`]s of the thread, and its mask before the first.
-    static HELD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
-}
-
-/// Holds signals back from this thread while it exists.
-pub(crate) struct HeldBack {
-    /// It is the thread's.
-    _not_send: PhantomData<*mut ()>,
-}
-
-impl HeldBack {
-    pub(crate) fn begin() -> Self {
-        HELD.with(|held| {
-            held.set(match held.get() {
-                (0, _) => (1, hold_back()),
-                (depth, before) => (depth + 1, before),
-            });
-        });
-        HeldBack {
-            _not_send: PhantomData,
-        }
-    }
-}
-
-/// They may end in any order.
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        HELD.with(|held| {
-            let (depth, before) = held.get();
-            held.set((depth - 1, before));
-            if depth == 1 {
-                set_mask(before);
-            }
-        });
-    }
-}
-
-/// Blocks all signals but those that a fault raises. Returns the previous mask.
-fn hold_back() -> u64 {
-    change(libc::SIG_BLOCK, !OF_FAULTS)
-}
-
-fn set_mask(mask: u64) {
-    change(libc::SIG_SETMASK, mask);
-}
 
 /// Delayed handlers of a thread. Handlers may change this at any time.
 struct Delayed {
@@ -108,7 +62,7 @@ struct Delayed {
     /// The kernel ended a sleep, and would not have restarted it.
     is_interrupted: AtomicBool,
     /// The information of queued signals for which the kernel had no room, in a list. It is changed while signals are
-    /// held back.
+    /// blocked.
     kept: Cell<*mut Kept>,
 }
 
@@ -182,14 +136,14 @@ impl Drop for Section {
 #[cold]
 pub(crate) fn call_delayed() {
     DELAYED.with(|own| {
-        let before = hold_back();
+        let signals = Blocked::all();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
             || hazard_records::ask_this_thread()
         {
-            set_mask(before);
             return;
         }
+        let before = signals.keep();
         own.is_any.store(false, Ordering::Relaxed);
         set_delayed(false);
         let blocked = own.blocked.swap(0, Ordering::Relaxed);
@@ -489,7 +443,7 @@ impl Delayed {
     /// Sends what is kept of a signal again, before all others that this thread was sent. If the queue has no room for all of
     /// it, none of it is sent but a carrier: what is kept has to be older than what the queue has.
     ///
-    /// Signals are held back.
+    /// Signals are blocked.
     fn send_again(&self, signal: i32) {
         let probe = self.probe(signal);
         if send(signal, &probe).is_ok() {
@@ -535,7 +489,7 @@ impl Delayed {
 
     #[cold]
     fn exchange(&self, signal: i32, information: &mut Information) -> bool {
-        let before = hold_back();
+        let _signals = Blocked::all();
         let is_carrier = self.is_carrier(signal, information);
         // Without memory for its own, the signal is handled out of turn.
         let first = match is_carrier || self.keep(*information) {
@@ -548,7 +502,6 @@ impl Delayed {
                 let _ = send(signal, &self.carrier(signal));
             }
         }
-        set_mask(before);
         is_carrier && first.is_none()
     }
 
@@ -565,7 +518,7 @@ impl Delayed {
         // From here on no handler can interrupt this one, whose context is not that of the call. The
         // mask is that of the sleep, that of the action, and the signal itself unless it has
         // `SA_NODEFER`.
-        let now = hold_back();
+        let signals = Blocked::all();
         // SAFETY: the caller's contract.
         let information = unsafe { info.cast::<Information>().read() };
         if signal > ONE_AT_A_TIME
@@ -574,9 +527,9 @@ impl Delayed {
             self.send_again(signal);
         } else if send(signal, &information).is_err() {
             // There is neither memory for it nor room in the queue.
-            set_mask(now);
             return false;
         }
+        let now = signals.keep();
         // SAFETY: the caller's contract.
         let mask = unsafe { &mut *mask_in(context) };
         if *mask & bit == 0 {

@@ -18,7 +18,7 @@ use crate::hazard_records::{self, BlockedOn};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
-use crate::signals::{HeldBack, Section};
+use crate::signals::{Blocked, Section};
 use crate::slot::hazard::{self, Changing};
 use crate::slot::{self, Entry, Slot};
 use upoll_sys::backoff::Backoff;
@@ -277,7 +277,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     let _change = change::Change::begin();
     let mut backoff = Backoff::new();
     loop {
-        let held_back = HeldBack::begin();
+        let blocked = Blocked::all();
         let copied = slot.kept(|object| match object {
             // First, because the copy must not be made without it.
             Some(object) => {
@@ -289,7 +289,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         if let Some(copied) = copied {
             return copied;
         }
-        drop(held_back);
+        drop(blocked);
         counts::wait_to_copy();
         backoff.wait();
     }
@@ -328,7 +328,7 @@ pub(crate) fn replace(
 }
 
 /// Opens another fd for a kernel socket whose last close may block. The caller closes it once the fd
-/// can be looked up again and signals, which end a blocked close, are no longer held back.
+/// can be looked up again and signals, which end a blocked close, are no longer blocked.
 fn second_fd_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     let mut linger = libc::linger {
         l_onoff: 0,
@@ -361,7 +361,7 @@ fn second_fd_if_it_lingers(fd: RawFd) -> Option<RawFd> {
 pub(crate) fn leave_if_stale(fd: RawFd) {
     let Some(slot) = slot(fd) else { return };
     let _section = Section::begin();
-    let _held_back = HeldBack::begin();
+    let _blocked = Blocked::all();
     if let Some(held) = slot.hold(Object::is_stale) {
         slot.end_demotion(held);
     }
@@ -370,11 +370,11 @@ pub(crate) fn leave_if_stale(fd: RawFd) {
 /// Makes the fds whose objects are meant stand for nothing, if `take` returns true for the fd and its object. Fds in
 /// use or in the midst of a change are left alone, and all others if there is no memory for the list.
 ///
-/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
+/// Signals must be blocked: a handler that looks such an fd up would wait for the interrupted code.
 pub(crate) fn empty_unused(
     is_meant: impl Fn(&Object) -> bool,
     take: impl Fn(RawFd, &Object) -> bool,
-    _held_back: &HeldBack,
+    _blocked: &Blocked,
 ) {
     let mut held = Vec::new();
     // Part by part, so that the list is small and entries are in the processor's cache when they are looked at again.

@@ -3,7 +3,7 @@
 //! # Changing the object of an fd
 //! The kernel's table and this one cannot change in one step. While they change, the slot holds a
 //! tag, and a look-up waits. The wait lasts as long as one system call that does not block. Each
-//! change has a tag of its own, so it cannot end another change. All signals are held back
+//! change has a tag of its own, so it cannot end another change. All signals are blocked
 //! meanwhile: a handler that looks the fd up would wait for the code under it.
 //!
 //! A thread that [holds](Slot::hold) fds may wait for changes by others. A change waits for nothing.
@@ -18,7 +18,7 @@ use self::hazard::{Changing, Hazard};
 use crate::counts;
 use crate::hazard_records::{self, BlockedOn};
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::sync::{AtomicPtr, Backoff, Ordering, Rule, broken};
 
 /// The object of an fd.
@@ -224,13 +224,13 @@ impl Slot {
     pub(crate) fn install_both(slots: [&Slot; 2], [first, second]: [Box<Entry>; 2]) {
         let own = 0_usize;
         let tag = tag_by(&raw const own);
-        let held_back = HeldBack::begin();
+        let blocked = Blocked::all();
         let before = [
             slots[0].0.swap(tag, Ordering::SeqCst),
             slots[1].0.swap(Box::into_raw(second), Ordering::SeqCst),
         ];
         let leaving = slots[0].put(tag, Box::into_raw(first));
-        drop(held_back);
+        drop(blocked);
         hazard::release(leaving);
         before
             .into_iter()
@@ -256,14 +256,14 @@ impl Slot {
             if old.is_null() && !may_fill {
                 return change().map(|(value, _)| value);
             }
-            let held_back = HeldBack::begin();
+            let blocked = Blocked::all();
             let is_tagged = is_at_rest(old)
                 && self
                     .0
                     .compare_exchange(old, tag, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok();
             if !is_tagged {
-                drop(held_back);
+                drop(blocked);
                 backoff.wait();
                 continue;
             }
@@ -320,7 +320,7 @@ impl Slot {
     }
 
     /// Keeps the fd from being looked up and copied, if `is_meant` returns true for its object. The
-    /// entry may still be in use. Signals must be held back until [`give_back`](Self::give_back) or
+    /// entry may still be in use. Signals must be blocked until [`give_back`](Self::give_back) or
     /// [`end_demotion`](Self::end_demotion).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |hazard: &Hazard| is_meant(&hazard.entry().object);
@@ -410,7 +410,7 @@ pub(crate) type HeldEntry = (usize, *mut Entry);
 /// those that are being changed or copied, are left alone. So this neither waits nor sorts, unlike
 /// [`Slot::hold`] for each slot.
 ///
-/// `held` is an empty list with room for all slots. Signals must be held back, as for [`Slot::hold`].
+/// `held` is an empty list with room for all slots. Signals must be blocked, as for [`Slot::hold`].
 pub(crate) fn empty_unused(
     slots: &[Slot],
     held: &mut Vec<HeldEntry>,

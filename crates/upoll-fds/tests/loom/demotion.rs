@@ -14,7 +14,7 @@ use crate::harness::{model, must_fail_without};
 use crate::hazard_records;
 use crate::held::hold;
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::slot::{self, Entry, Slot};
 use crate::sync::Rule;
 use crate::table;
@@ -178,7 +178,7 @@ fn adding_a_member_against_demoting() {
         };
         {
             let is_meant = |found: &Object| !found.has_members();
-            let mut held = hold(is_meant, &HeldBack::begin()).unwrap();
+            let mut held = hold(is_meant, &Blocked::all()).unwrap();
             for group in held.groups() {
                 assert_eq!(group.objects().count(), 2, "an fd still leads to the set");
                 assert!(!set.has_members(), "the kernel's set lacks a member");
@@ -223,7 +223,7 @@ fn owning_a_set_against_demoting() {
             }
         });
         {
-            let mut held = hold(|_| true, &HeldBack::begin()).unwrap();
+            let mut held = hold(|_| true, &Blocked::all()).unwrap();
             for group in held.groups() {
                 if group.is_owned_by_one_more() {
                     set.be_transferred();

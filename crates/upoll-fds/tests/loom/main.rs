@@ -41,15 +41,15 @@ use crate::sync::{Rule, break_rule};
 
 /// Models have no signals.
 mod signals {
-    pub(crate) struct HeldBack;
+    pub(crate) struct Blocked;
 
-    impl HeldBack {
-        pub(crate) fn begin() -> Self {
-            HeldBack
+    impl Blocked {
+        pub(crate) fn all() -> Self {
+            Blocked
         }
     }
 
-    impl Drop for HeldBack {
+    impl Drop for Blocked {
         fn drop(&mut self) {}
     }
 
