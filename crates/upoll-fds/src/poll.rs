@@ -81,23 +81,38 @@ unsafe fn poll_masked(
     }
     let _section = Section::begin();
     upoll::internal::check_number_of_entries(count)?;
-    let running = Running::start(limit);
     let mut limit = limit;
+    // SAFETY: the caller's contract.
+    let named = || unsafe { named(fds, count) };
+    // SAFETY: as above.
+    let once = |limit: &mut Timeout| unsafe { poll_once(fds, count, *limit, mask) };
+    match wait_anew(&mut limit, named, once) {
+        // The kernel takes no memory of the process.
+        Err(Errno::NOMEM) if !named().any(table::is_user_level_or_own) => {
+            // SAFETY: as above.
+            unsafe { pass_on(fds, count, limit, mask) }
+        }
+        ended => ended,
+    }
+}
+
+/// Calls `once` until it returns a number, with the rest of `limit`. It returns `None` if an object was demoted
+/// meanwhile. If it fails for want of memory, or of an fd to wake the thread by, those of the objects that the call names
+/// are demoted that can be.
+pub(crate) fn wait_anew<I: Iterator<Item = RawFd>>(
+    limit: &mut Timeout,
+    named: impl Fn() -> I,
+    mut once: impl FnMut(&mut Timeout) -> Result<Option<usize>, Errno>,
+) -> Result<usize, Errno> {
+    let running = Running::start(*limit);
     loop {
-        // SAFETY: the caller's contract.
-        match unsafe { poll_once(fds, count, limit, mask) } {
+        match once(limit) {
             Ok(Some(ready)) => return Ok(ready),
             Ok(None) => {}
-            // SAFETY: as above.
-            Err(Errno::NOMEM) if unsafe { demote_named(fds, count) } => {}
-            // The kernel takes no memory of the process. SAFETY: as above.
-            Err(Errno::NOMEM) if !unsafe { names_user_level_or_own(fds, count) } => {
-                // SAFETY: as above.
-                return unsafe { pass_on(fds, count, limit, mask) };
-            }
+            Err(Errno::NOMEM) if demote::demote_any(named()) => {}
             Err(errno) => return Err(errno),
         }
-        limit = running.rest();
+        *limit = running.rest();
     }
 }
 
@@ -126,27 +141,6 @@ pub unsafe fn prlimit(
 #[inline]
 pub fn number_of_entries(count: usize) -> usize {
     count as u32 as usize
-}
-
-/// Demotes what a call names that lacks memory, or an fd to wake its thread by. Returns whether there was
-/// anything to demote.
-///
-/// # Safety
-/// As [`ppoll`].
-#[cold]
-unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
-    // SAFETY: the caller's contract.
-    demote::demote_any(unsafe { named(fds, count) })
-}
-
-/// Returns whether a call names a user-level object or an own fd.
-///
-/// # Safety
-/// As [`ppoll`].
-#[cold]
-unsafe fn names_user_level_or_own(fds: *mut libc::pollfd, count: usize) -> bool {
-    // SAFETY: the caller's contract.
-    unsafe { named(fds, count) }.any(table::is_user_level_or_own)
 }
 
 /// Returns the fds of a list, up to the first entry that cannot be read.
@@ -284,13 +278,13 @@ fn low(events: Events) -> u16 {
 }
 
 /// A limit that has begun.
-pub(crate) struct Running {
+struct Running {
     limit: Timeout,
     begun: Option<Instant>,
 }
 
 impl Running {
-    pub(crate) fn start(limit: Timeout) -> Self {
+    fn start(limit: Timeout) -> Self {
         // Looking at the clock is not for those who do not wait, or wait however long it takes.
         let is_finite = limit.limit().is_some_and(|limit| !limit.is_zero());
         Running {
@@ -299,7 +293,7 @@ impl Running {
         }
     }
 
-    pub(crate) fn rest(&self) -> Timeout {
+    fn rest(&self) -> Timeout {
         match (self.limit.limit(), self.begun) {
             (Some(limit), Some(begun)) => limit.saturating_sub(begun.elapsed()).into(),
             _ => self.limit,

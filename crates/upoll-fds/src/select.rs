@@ -9,10 +9,9 @@ use smallvec::SmallVec;
 use upoll::internal::own_fds;
 use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
-use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
-use crate::poll::{Running, is_same, state_now};
+use crate::poll::{is_same, state_now, wait_anew};
 use crate::signals::Section;
 use crate::wait_args::{self, timespec};
 use crate::{memory, table};
@@ -194,18 +193,11 @@ unsafe fn select_masked(
         end = end.min(size_of_the_kernels_table(end.min(highest + 1)));
     }
     let end = RawFd::try_from(end).unwrap_or(RawFd::MAX);
-    let running = Running::start(*limit);
-    loop {
+    let named = || copies.iter().flatten().flat_map(FdSet::iter);
+    wait_anew(limit, named, |limit| {
         // SAFETY: the caller's contract.
-        match unsafe { select_once(end, &copies, sets, limit, mask) } {
-            Ok(Some(ready)) => return Ok(ready),
-            Ok(None) => {}
-            // There is no memory, or no fd to wake the thread by.
-            Err(Errno::NOMEM) if demote_any(copies.iter().flatten().flat_map(FdSet::iter)) => {}
-            Err(errno) => return Err(errno),
-        }
-        *limit = running.rest();
-    }
+        unsafe { select_once(end, &copies, sets, limit, mask) }
+    })
 }
 
 /// Words of the sets for fds below 320, as many as the kernel keeps on its stack.
