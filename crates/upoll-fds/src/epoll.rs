@@ -10,14 +10,13 @@ use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout
 
 use crate::kernel::{call, interruptible, to_fd};
 use crate::object::Object;
-use crate::passivity::MOST_TURNS;
+use crate::passivity::StayAway;
 use crate::set::{SetWithFd, Wakeable};
 use crate::signals::Section;
 use crate::slot::Entry;
 use crate::table::programs;
 use crate::wait_args::{limit, mask, milliseconds, signals_of, timespec};
 use crate::{change, install, memory, table, wall_clock};
-use upoll_sys::backoff::nap;
 
 /// `epoll_create(2)`.
 ///
@@ -506,7 +505,7 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
-        let (mut tries, mut turns) = (0, 0);
+        let (mut tries, mut stay_away) = (0, StayAway::default());
         loop {
             let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -515,11 +514,7 @@ unsafe fn wait_and_sleep(
                     Waited::Found(found) => Some(found),
                     Waited::InTheKernels => return wait_in_the_kernels(epfd, room, asked, mask),
                     Waited::Passive(errno) => {
-                        turns += 1;
-                        if turns == MOST_TURNS {
-                            return Err(errno);
-                        }
-                        nap();
+                        stay_away.or(errno)?;
                         None
                     }
                 },

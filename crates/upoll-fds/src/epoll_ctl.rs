@@ -10,11 +10,10 @@ use crate::demote::{demote, demote_unwatched, demote_with_members};
 use crate::interest::Interest;
 use crate::kernel::call;
 use crate::object::Object;
-use crate::passivity::MOST_TURNS;
+use crate::passivity::StayAway;
 use crate::set::SetWithFd;
 use crate::table::programs;
 use crate::{memory, table};
-use upoll_sys::backoff::nap;
 
 /// `epoll_ctl(2)`.
 ///
@@ -237,7 +236,7 @@ fn ctl_kernel(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    let mut turns = 0;
+    let mut stay_away = StayAway::default();
     // If another thread is about to.
     while op == Op::Add
         && let Err(errno) = set.activate(epfd)
@@ -247,11 +246,7 @@ fn ctl_kernel(
         if let Some(added) = set.ctl_passive(Some(op), by_the_kernel) {
             return added;
         }
-        turns += 1;
-        if turns == MOST_TURNS {
-            return Err(errno);
-        }
-        nap();
+        stay_away.or(errno)?;
     }
     match set.adopt(epfd) {
         // The set has no such member, or the kernel set behind it would have been adopted with it. That one
