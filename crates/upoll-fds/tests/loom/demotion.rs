@@ -10,13 +10,12 @@ use upoll::Errno;
 
 use super::look_ups::{close, slot_of, use_several_from_a_thread, use_two_from_a_thread};
 use crate::counts;
-use crate::harness::{model, must_fail_without};
+use crate::harness::model;
 use crate::hazard_records;
 use crate::held::hold;
 use crate::object::Object;
 use crate::signals::Blocked;
 use crate::slot::{self, Entry, Slot};
-use crate::sync::Rule;
 use crate::table;
 
 /// A call uses one fd and then a second one of an object that is being demoted: it does not
@@ -41,9 +40,8 @@ fn a_call_on_several_waits_for_no_change() {
     using_several_against_demoting();
 }
 
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_with_others_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_several_against_demoting);
+broken_variants! { using_several_against_demoting =>
+    an_object_that_is_demoted_while_it_is_used_with_others_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A call uses one fd and then a second one of an object that is being demoted.
@@ -70,9 +68,8 @@ fn a_call_on_two_waits_for_no_change_while_it_uses_one() {
     using_two_against_demoting();
 }
 
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_with_another_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_two_against_demoting);
+broken_variants! { using_two_against_demoting =>
+    an_object_that_is_demoted_while_it_is_used_with_another_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A look-up against an object that is demoted: it has the object before, or finds
@@ -105,14 +102,10 @@ fn an_object_that_is_demoted_is_used_before_or_found_to_be_the_kernels() {
     using_against_demoting();
 }
 
-#[test]
-fn a_look_up_that_does_not_wait_takes_an_object_that_is_being_demoted_for_the_kernels() {
-    must_fail_without(Rule::WaitWhileChanging, using_against_demoting);
-}
-
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_against_demoting);
+broken_variants! { using_against_demoting =>
+    a_look_up_that_does_not_wait_takes_an_object_that_is_being_demoted_for_the_kernels:
+        must_fail_without WaitWhileChanging;
+    an_object_that_is_demoted_while_it_is_used_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A call takes a reference to an object and goes on with that, while another thread demotes the object if nobody
@@ -146,9 +139,8 @@ fn an_object_without_other_owners_is_demoted_alone() {
     owning_against_demoting();
 }
 
-#[test]
-fn owners_are_counted_too_early_if_calls_are_not_waited_for() {
-    must_fail_without(Rule::WaitUntilUnused, owning_against_demoting);
+broken_variants! { owning_against_demoting =>
+    owners_are_counted_too_early_if_calls_are_not_waited_for: must_fail_without WaitUntilUnused;
 }
 
 /// Returns a set that both fds of the table stand for.
@@ -197,19 +189,10 @@ fn a_set_that_gets_a_member_before_it_is_demoted_stays_with_all_its_fds() {
     adding_a_member_against_demoting();
 }
 
-#[test]
-fn a_set_is_demoted_without_one_of_its_fds_if_each_is_held_by_itself() {
-    must_fail_without(Rule::HoldAllOfASet, adding_a_member_against_demoting);
-}
-
-#[test]
-fn a_set_is_demoted_with_a_member_if_nobody_asks_again() {
-    must_fail_without(Rule::AskAgain, adding_a_member_against_demoting);
-}
-
-#[test]
-fn a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about() {
-    must_fail_without(Rule::AskOnce, adding_a_member_against_demoting);
+broken_variants! { adding_a_member_against_demoting =>
+    a_set_is_demoted_without_one_of_its_fds_if_each_is_held_by_itself: must_fail_without HoldAllOfASet;
+    a_set_is_demoted_with_a_member_if_nobody_asks_again: must_fail_without AskAgain;
+    a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about: must_fail_without AskOnce;
 }
 
 /// A call becomes an owner of a set by one of its fds and goes on with that, while another thread demotes the set if it
@@ -241,14 +224,9 @@ fn a_set_that_no_call_owns_is_demoted_alone() {
     owning_a_set_against_demoting();
 }
 
-#[test]
-fn a_set_whose_owners_are_not_counted_is_demoted_while_a_call_uses_it() {
-    must_fail_without(Rule::CountOwners, owning_a_set_against_demoting);
-}
-
-#[test]
-fn the_owners_of_a_set_are_counted_too_early_if_calls_are_not_waited_for() {
-    must_fail_without(Rule::WaitUntilUnused, owning_a_set_against_demoting);
+broken_variants! { owning_a_set_against_demoting =>
+    a_set_whose_owners_are_not_counted_is_demoted_while_a_call_uses_it: must_fail_without CountOwners;
+    the_owners_of_a_set_are_counted_too_early_if_calls_are_not_waited_for: must_fail_without WaitUntilUnused;
 }
 
 /// Demotes `object`, if the slots lead to it. Returns which slots were held.
@@ -414,14 +392,10 @@ fn an_unused_object_is_the_kernels_before_or_after_a_call_that_uses_it() {
     using_against_emptying();
 }
 
-#[test]
-fn a_slot_that_is_emptied_is_taken_for_the_kernels_before_that_by_a_look_up_that_does_not_wait() {
-    must_fail_without(Rule::WaitWhileChanging, using_against_emptying);
-}
-
-#[test]
-fn a_slot_is_emptied_though_its_object_is_used_if_no_record_is_checked() {
-    must_fail_without(Rule::WaitUntilUnused, using_against_emptying);
+broken_variants! { using_against_emptying =>
+    a_slot_that_is_emptied_is_taken_for_the_kernels_before_that_by_a_look_up_that_does_not_wait:
+        must_fail_without WaitWhileChanging;
+    a_slot_is_emptied_though_its_object_is_used_if_no_record_is_checked: must_fail_without WaitUntilUnused;
 }
 
 #[test]
@@ -594,9 +568,8 @@ fn an_fd_that_moves_is_held_at_the_old_place_or_at_the_new_one() {
     moving_against_demoting(false);
 }
 
-#[test]
-fn an_fd_that_moves_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::CheckForCopies, || moving_against_demoting(false));
+broken_variants! { || moving_against_demoting(false) =>
+    an_fd_that_moves_is_missed_by_passes_that_do_not_look_for_copies: must_fail_without CheckForCopies;
 }
 
 #[test]
@@ -604,9 +577,8 @@ fn the_copy_of_an_fd_that_is_closed_meanwhile_is_held() {
     moving_against_demoting(true);
 }
 
-#[test]
-fn the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::CheckForCopies, || moving_against_demoting(true));
+broken_variants! { || moving_against_demoting(true) =>
+    the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_copies: must_fail_without CheckForCopies;
 }
 
 /// An fd is copied in each pass over the slots, as soon as that may be.
@@ -634,9 +606,8 @@ fn passes_end_although_an_fd_is_copied_all_the_time() {
     copying_in_each_pass();
 }
 
-#[test]
-fn passes_that_do_not_keep_copies_from_beginning_do_not_end() {
-    must_fail_without(Rule::PassWithoutCopies, copying_in_each_pass);
+broken_variants! { copying_in_each_pass =>
+    passes_that_do_not_keep_copies_from_beginning_do_not_end: must_fail_without PassWithoutCopies;
 }
 
 /// An fd is copied while another thread closes it, and a third one looks whether any fd is user-level.
@@ -669,7 +640,6 @@ fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
     copying_and_closing_against_looking();
 }
 
-#[test]
-fn a_copy_of_an_fd_that_is_closed_is_missed_by_a_look_that_does_not_look_for_copies() {
-    must_fail_without(Rule::CheckForCopies, copying_and_closing_against_looking);
+broken_variants! { copying_and_closing_against_looking =>
+    a_copy_of_an_fd_that_is_closed_is_missed_by_a_look_that_does_not_look_for_copies: must_fail_without CheckForCopies;
 }

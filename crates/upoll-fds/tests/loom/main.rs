@@ -27,6 +27,16 @@ mod slot;
 #[path = "../../src/sync.rs"]
 mod sync;
 
+/// Tests of broken variants: `name: must_fail_without RULE;` after the model.
+macro_rules! broken_variants {
+    ($model:expr => $($name:ident: $outcome:ident $rule:ident;)*) => { $(
+        #[test]
+        fn $name() {
+            crate::harness::$outcome(crate::sync::Rule::$rule, $model);
+        }
+    )* };
+}
+
 mod activation;
 mod any_fds;
 mod demotion;
