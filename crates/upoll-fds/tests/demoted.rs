@@ -17,11 +17,11 @@ const TRIES: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     TheKernels,
-    Ours,
+    UserLevel,
     Demoted,
 }
 
-const ALL: [Whose; 3] = [Whose::TheKernels, Whose::Ours, Whose::Demoted];
+const ALL: [Whose; 3] = [Whose::TheKernels, Whose::UserLevel, Whose::Demoted];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -331,7 +331,7 @@ enum Wait {
     Read,
     Poll,
     Select,
-    /// In a set of ours that watches it by its level.
+    /// In a user-level set that watches it by its level.
     Level,
     /// The same, by its edges.
     Edge,
