@@ -1,6 +1,6 @@
 /* A process that has as many descriptors as it may have forks, and sends an eventfd. The eventfds that a set watches
  * reach the child and the receiver with their counts, and the set goes on. */
-#include "check.h"
+#include "rights.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -78,24 +78,16 @@ static void forks_with_a_closed_descriptor(void)
 }
 
 #ifdef UPOLL_REDIRECT
-static void hand_over(int fd)
+static void demote_object(int fd)
 {
 	CHECK(upoll_demote(fd) == 0);
 }
 #else
 /* Sends the descriptor over `pair`, and takes no copy of it. */
 static int pair[2];
-static void hand_over(int fd)
+static void demote_object(int fd)
 {
-	char byte = 0;
-	union {
-		char room[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr header;
-	} control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
-	struct iovec part = {&byte, 1};
-	struct msghdr message = {NULL, 0, &part, 1, &control, sizeof control, 0};
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-	CHECK(sendmsg(pair[0], &message, 0) == 1);
+	send_fd(pair[0], fd);
 }
 #endif
 
@@ -103,20 +95,12 @@ static void hand_over(int fd)
 static void sends(void)
 {
 	int count = fill();
-	hand_over(counters[7]);
+	demote_object(counters[7]);
 #ifndef UPOLL_REDIRECT
-	char byte;
-	union {
-		char room[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr header;
-	} control;
-	struct iovec part = {&byte, 1};
-	struct msghdr message = {NULL, 0, &part, 1, &control, sizeof control, 0};
 	uint64_t found = 0;
 	int copy;
 	CHECK(close(counters[--count]) == 0);
-	CHECK(recvmsg(pair[1], &message, 0) == 1 && control.header.cmsg_type == SCM_RIGHTS);
-	memcpy(&copy, CMSG_DATA(&control.header), sizeof copy);
+	copy = receive_fd(pair[1]);
 	CHECK(read(copy, &found, sizeof found) == sizeof found && found == 3);
 	CHECK(eventfd_write(copy, 3) == 0 && close(copy) == 0);
 #endif

@@ -41,7 +41,7 @@ static void *forks(void *unused)
 	return NULL;
 }
 
-static void *hands_over(void *unused)
+static void *demotes(void *unused)
 {
 	(void)unused;
 	while (!is_over) {
@@ -80,7 +80,7 @@ int main(void)
 		CHECK(sets[at] >= 0 && add(sets[at], counter, EPOLLIN, 7) == 0);
 	}
 	fork_from(FORKERS);
-	CHECK(pthread_create(&other, NULL, hands_over, NULL) == 0);
+	CHECK(pthread_create(&other, NULL, demotes, NULL) == 0);
 	fork_from(1);
 	is_over = 1;
 	CHECK(pthread_join(other, NULL) == 0);

@@ -1,6 +1,6 @@
 /* A supervisor of another process's system calls (seccomp) puts eventfds there, and each has what the
  * other one writes. The kernel takes structures of a later version, too, which are larger. */
-#include "../c/check.h"
+#include "../c/rights.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
@@ -31,35 +31,6 @@ static int filter_calls(void)
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
 }
 
-static void pass(int to, int fd)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
-	struct iovec part = {"x", 1};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				 .msg_controllen = sizeof control};
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-	CHECK(sendmsg(to, &message, 0) == 1);
-}
-
-static int take(int from)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	char byte;
-	int fd;
-	struct iovec part = {&byte, 1};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				 .msg_controllen = sizeof control};
-	CHECK(recvmsg(from, &message, 0) == 1 && message.msg_controllen == sizeof control);
-	memcpy(&fd, CMSG_DATA(&control.header), sizeof fd);
-	return fd;
-}
-
 static void use_added(void)
 {
 	uint64_t value = 0;
@@ -75,7 +46,7 @@ static void supervised(int to)
 	alarm(300);
 	if (listener < 0)
 		_exit(77);
-	pass(to, listener);
+	send_fd(to, listener);
 	CHECK(close(listener) == 0);
 	use_added();
 	use_added();
@@ -130,7 +101,7 @@ int main(void)
 	while (poll(&entry, 1, 100) == 0)
 		if (waitpid(child, &status, WNOHANG) == child)
 			return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-	listener = take(pair[0]);
+	listener = receive_fd(pair[0]);
 	CHECK(listener >= 0);
 	/* A set of both kinds, for which the library takes fds. */
 	epfd = epoll_create1(0), member = eventfd(0, 0);

@@ -1,6 +1,6 @@
 /* Uses that demote a pipe or a socket pair: streams, executed programs, messages, and calls that
  * only the kernel serves. */
-#include "../c/check.h"
+#include "../c/rights.h"
 #include <aio.h>
 #include <sched.h>
 #include <spawn.h>
@@ -44,35 +44,9 @@ static void says(int fd, const char *text)
 
 static void send_over(int to, int fd)
 {
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	char byte = 0;
-	struct iovec data = {&byte, 1};
-	struct mmsghdr message;
-	memset(&message, 0, sizeof message);
-	memset(&control, 0, sizeof control);
-	message.msg_hdr.msg_iov = &data, message.msg_hdr.msg_iovlen = 1;
-	message.msg_hdr.msg_control = &control, message.msg_hdr.msg_controllen = sizeof control;
-	control.header.cmsg_level = SOL_SOCKET, control.header.cmsg_type = SCM_RIGHTS;
-	control.header.cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+	struct carrier carrier;
+	struct mmsghdr message = {message_with(&carrier, fd), 0};
 	CHECK(sendmmsg(to, &message, 1, 0) == 1);
-}
-
-static int receive(int from)
-{
-	char room[CMSG_SPACE(sizeof(int))], byte;
-	struct iovec data = {&byte, 1};
-	struct msghdr message;
-	int fd;
-	memset(&message, 0, sizeof message);
-	message.msg_iov = &data, message.msg_iovlen = 1;
-	message.msg_control = room, message.msg_controllen = sizeof room;
-	CHECK(recvmsg(from, &message, 0) == 1);
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-	return fd;
 }
 
 static int prints(int fd, const char *format, ...)
@@ -245,7 +219,7 @@ static void messages(void)
 	makes(fds, "sent along");
 	CHECK(add(epfd, fds[0], EPOLLIN, 4) == 0);
 	send_over(over[0], fds[0]);
-	got = receive(over[1]);
+	got = receive_fd(over[1]);
 	holds(got, "sent along");
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 0);
 	CHECK(write(fds[1], "y", 1) == 1);

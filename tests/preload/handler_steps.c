@@ -3,11 +3,7 @@
 #include "../c/check.h"
 
 #ifdef __x86_64__
-#include "steps.h"
-
-static int counter, set, outer, pipes[2];
-static long countdown;
-static volatile int has_fired;
+#include "stepped_calls.h"
 
 /* Returns whether the interrupted thread makes another step. */
 static int fires(void)
@@ -27,15 +23,6 @@ static void traps(int signal, siginfo_t *info, void *context)
 	if (!fires())
 		end_steps_of(context);
 	errno = saved;
-}
-
-static void changes(void)
-{
-	struct epoll_event event = {EPOLLIN | EPOLLET, {.u64 = 1}};
-	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, counter, NULL) == 0);
-	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
-	event.events = EPOLLIN;
-	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, counter, &event) == 0);
 }
 
 static void waits(void)
@@ -71,13 +58,6 @@ static void selects(void)
 	CHECK(select(counter + 1, &in, NULL, NULL, &limit) >= 0);
 }
 
-static void reads_and_writes(void)
-{
-	uint64_t value = 1;
-	CHECK(write(counter, &value, sizeof value) == sizeof value);
-	CHECK(read(counter, &value, sizeof value) == sizeof value);
-}
-
 static void duplicates(void)
 {
 	int fd = dup(counter);
@@ -92,14 +72,6 @@ static void makes(void)
 	CHECK(close(fd) == 0 && close(other) == 0);
 }
 
-static void anew(void)
-{
-	close(counter), close(set), close(outer);
-	counter = eventfd(0, EFD_NONBLOCK);
-	set = epoll_create1(0), outer = epoll_create1(0);
-	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(outer, set, EPOLLIN, 2) == 0);
-}
-
 static void interrupt_each(const char *name, void (*call)(void), long stride)
 {
 	long at;
@@ -107,11 +79,7 @@ static void interrupt_each(const char *name, void (*call)(void), long stride)
 		struct epoll_event event;
 		struct pollfd entry = {counter, POLLIN, 0};
 		uint64_t value;
-		countdown = at, has_fired = 0;
-		begin_steps();
-		call();
-		end_steps();
-		if (!has_fired)
+		if (!step_to(at, call))
 			break;
 		if (poll(&entry, 1, 0) == 1) {
 			CHECK(epoll_wait(set, &event, 1, 0) == 1);
@@ -131,9 +99,7 @@ int main(void)
 	action.sa_sigaction = traps;
 	action.sa_flags = SA_SIGINFO;
 	CHECK(sigaction(SIGTRAP, &action, NULL) == 0);
-	CHECK(pipe(pipes) == 0);
-	counter = set = outer = -1;
-	anew();
+	make_objects();
 	/* Ends a thread that waits for a lock of its own. */
 	alarm(1500);
 	interrupt_each("read, write", reads_and_writes, 7);

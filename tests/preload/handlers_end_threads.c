@@ -1,8 +1,7 @@
 /* Signal handlers end their thread in a call that sleeps. Its cleanup handlers run, and the objects
  * of the call stay consistent. */
-#include "../c/check.h"
+#include "sleeping_calls.h"
 
-static int set, counter, pair[2], pipes[2];
 static volatile int cleaned, has_begun;
 
 static void ends(int signal)
@@ -17,60 +16,10 @@ static void cleans(void *nothing)
 	cleaned++;
 }
 
-static void waits(void)
-{
-	struct epoll_event event;
-	epoll_wait(set, &event, 1, -1);
-}
-
-static void waits_with_a_mask(void)
-{
-	struct epoll_event event;
-	sigset_t mask, now;
-	sigemptyset(&mask), sigemptyset(&now);
-	sigaddset(&now, SIGUSR1);
-	CHECK(pthread_sigmask(SIG_BLOCK, &now, NULL) == 0);
-	epoll_pwait(set, &event, 1, -1, &mask);
-}
-
 static void polls(void)
 {
 	struct pollfd entry = {counter, POLLIN, 0};
 	poll(&entry, 1, -1);
-}
-
-static void polls_with_a_mask(void)
-{
-	struct pollfd entries[2] = {{counter, POLLIN, 0}, {pipes[0], POLLIN, 0}};
-	sigset_t mask;
-	sigemptyset(&mask);
-	ppoll(entries, 2, NULL, &mask);
-}
-
-static void selects(void)
-{
-	fd_set in;
-	FD_ZERO(&in);
-	FD_SET(counter, &in);
-	select(counter + 1, &in, NULL, NULL, NULL);
-}
-
-static void reads(void)
-{
-	uint64_t value;
-	CHECK(read(counter, &value, sizeof value) == -1);
-}
-
-static void reads_a_pipe(void)
-{
-	char byte;
-	CHECK(read(pipes[0], &byte, 1) == -1);
-}
-
-static void receives(void)
-{
-	char byte;
-	CHECK(recv(pair[0], &byte, 1, 0) == -1);
 }
 
 static void *runs(void *call)

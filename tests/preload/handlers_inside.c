@@ -3,11 +3,9 @@
 #include "../c/check.h"
 
 #ifdef __x86_64__
-#include "steps.h"
+#include "stepped_calls.h"
 
-static int counter, set, outer, pipes[2];
-static long countdown;
-static volatile int has_fired, handled;
+static volatile int handled;
 
 static void traps(int signal, siginfo_t *info, void *context)
 {
@@ -92,16 +90,7 @@ static int is_fine(int result)
 	return result >= 0 || errno == EINTR;
 }
 
-static void changes(void)
-{
-	struct epoll_event event = {EPOLLIN | EPOLLET, {.u64 = 1}};
-	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, counter, NULL) == 0);
-	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
-	event.events = EPOLLIN;
-	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, counter, &event) == 0);
-}
-
-static void looks(void)
+static void waits_for_nothing(void)
 {
 	struct epoll_event event;
 	CHECK(epoll_wait(set, &event, 1, 0) >= 0);
@@ -158,13 +147,6 @@ static void selects(void)
 	CHECK(is_fine(select((counter > set ? counter : set) + 1, &in, NULL, NULL, &limit)));
 }
 
-static void reads_and_writes(void)
-{
-	uint64_t value = 1;
-	CHECK(write(counter, &value, sizeof value) == sizeof value);
-	CHECK(read(counter, &value, sizeof value) == sizeof value);
-}
-
 static void makes_and_closes(void)
 {
 	int fd = eventfd(0, 0), other = epoll_create1(0), copy;
@@ -175,23 +157,12 @@ static void makes_and_closes(void)
 	CHECK(close(fd) == 0 && close(other) == 0 && close(copy) == 0);
 }
 
-static void anew(void)
-{
-	close(counter), close(set), close(outer);
-	counter = eventfd(0, EFD_NONBLOCK);
-	set = epoll_create1(0), outer = epoll_create1(0);
-	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(outer, set, EPOLLIN, 2) == 0);
-}
-
 static void interrupt_each(const char *name, void (*call)(void), long stride)
 {
 	long at;
 	for (at = 1 + stride * part_of_today();; at += stride * PARTS) {
-		countdown = at, has_fired = handled = 0;
-		begin_steps();
-		call();
-		end_steps();
-		if (!has_fired)
+		handled = 0;
+		if (!step_to(at, call))
 			break;
 		CHECK(handled == 1);
 	}
@@ -210,11 +181,8 @@ static void queue_in_each(void)
 	action.sa_sigaction = traps_to_queue;
 	CHECK(sigaction(SIGTRAP, &action, &before) == 0);
 	for (at = 1 + 41 * part_of_today();; at += 41 * PARTS) {
-		countdown = at, has_fired = got_some = 0;
-		begin_steps();
-		changes();
-		end_steps();
-		if (!has_fired)
+		got_some = 0;
+		if (!step_to(at, changes))
 			break;
 		CHECK(got_some == 3 && got[0] == 0 && got[1] == 1 && got[2] == 2);
 	}
@@ -233,14 +201,12 @@ int main(void)
 	sigemptyset(&action.sa_mask);
 	sigaddset(&action.sa_mask, SIGUSR2);
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-	CHECK(pipe(pipes) == 0);
-	counter = set = outer = -1;
-	anew();
+	make_objects();
 	alarm(1500);
 	queue_in_each();
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 13);
-	interrupt_each("epoll_wait at once", looks, 13);
+	interrupt_each("epoll_wait at once", waits_for_nothing, 13);
 	interrupt_each("epoll_wait", waits, 13);
 	interrupt_each("epoll_wait above", waits_above, 13);
 	interrupt_each("epoll_pwait", waits_with_a_mask, 13);

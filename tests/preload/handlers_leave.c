@@ -1,10 +1,10 @@
 /* Signal handlers leave a call by siglongjmp, while it sleeps or changes an object. The call leaves
  * nothing behind. */
-#include "../c/check.h"
+#include "sleeping_calls.h"
 #include <setjmp.h>
 
 enum { ROUNDS = 200 };
-static int counter, ready, other, set, outer, pair[2], pipes[2];
+static int ready, other, outer;
 static sigjmp_buf before;
 static volatile sig_atomic_t may_leave;
 static pthread_t target;
@@ -19,26 +19,10 @@ static void leaves(int signal)
 	}
 }
 
-static void waits(void)
-{
-	struct epoll_event event;
-	epoll_wait(set, &event, 1, -1);
-}
-
 static void waits_above(void)
 {
 	struct epoll_event event;
 	epoll_wait(outer, &event, 1, 10000);
-}
-
-static void waits_with_a_mask(void)
-{
-	struct epoll_event event;
-	sigset_t mask, now;
-	sigemptyset(&mask), sigemptyset(&now);
-	sigaddset(&now, SIGUSR1);
-	CHECK(pthread_sigmask(SIG_BLOCK, &now, NULL) == 0);
-	epoll_pwait(set, &event, 1, -1, &mask);
 }
 
 static void polls(void)
@@ -50,45 +34,11 @@ static void polls(void)
 	poll(entries, 12, -1);
 }
 
-static void polls_with_others(void)
-{
-	struct pollfd entries[2] = {{counter, POLLIN, 0}, {pipes[0], POLLIN, 0}};
-	sigset_t mask;
-	sigemptyset(&mask);
-	ppoll(entries, 2, NULL, &mask);
-}
-
-static void selects(void)
-{
-	fd_set in;
-	FD_ZERO(&in);
-	FD_SET(counter, &in);
-	select(counter + 1, &in, NULL, NULL, NULL);
-}
-
-static void reads(void)
-{
-	uint64_t value;
-	CHECK(read(counter, &value, sizeof value) == -1);
-}
-
 static void reads_a_list(void)
 {
 	uint64_t value;
 	struct iovec list = {&value, sizeof value};
 	CHECK(readv(counter, &list, 1) == -1);
-}
-
-static void reads_a_pipe(void)
-{
-	char byte;
-	CHECK(read(pipes[0], &byte, 1) == -1);
-}
-
-static void receives(void)
-{
-	char byte;
-	CHECK(recv(pair[0], &byte, 1, 0) == -1);
 }
 
 /* Makes calls that return at once, repeatedly. */
@@ -177,7 +127,7 @@ int main(void)
 		leave("epoll_wait above", waits_above, flags, ROUNDS);
 		leave("epoll_pwait", waits_with_a_mask, flags, ROUNDS);
 		leave("poll", polls, flags, ROUNDS);
-		leave("ppoll", polls_with_others, flags, ROUNDS);
+		leave("ppoll", polls_with_a_mask, flags, ROUNDS);
 		leave("select", selects, flags, ROUNDS);
 		leave("read", reads, flags, ROUNDS);
 		leave("readv", reads_a_list, flags, ROUNDS);

@@ -1,6 +1,6 @@
 /* A plain set has kernel members in every state, and then gets an eventfd: with duplicates of the
  * set, other processes, sets above and below it, threads that sleep in it, polls and handlers. */
-#include "../c/check.h"
+#include "../c/rights.h"
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -224,19 +224,11 @@ static void fork_comes_before_any_eventfd(void)
 /* An fd that was sent and received refers to the set, too. */
 static void a_message_comes_first(void)
 {
-	char byte = 1, room[CMSG_SPACE(sizeof(int))] = {0};
-	struct iovec part = {&byte, 1};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room,
-		.msg_controllen = sizeof room};
-	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 	int pair[2], received;
 	make();
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-	header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS;
-	header->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(header), &set, sizeof set);
-	CHECK(sendmsg(pair[0], &message, 0) == 1 && recvmsg(pair[1], &message, 0) == 1);
-	memcpy(&received, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof received);
+	send_fd(pair[0], set);
+	received = receive_fd(pair[1]);
 	add_member(set, counter, EPOLLIN, COUNTER);
 	counts(received);
 	counts(set);

@@ -1,5 +1,5 @@
 /* Uses that demote an eventfd: a program that inherits it, a message, and a stream. */
-#include "../c/check.h"
+#include "../c/rights.h"
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -23,39 +23,6 @@ static void finish(pid_t child, int fd)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	CHECK(eventfd_read(fd, &value) == 0 && value == 6);
 	close(fd);
-}
-
-static void send_over(int to, int fd)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	char byte = 0;
-	struct iovec data = {&byte, 1};
-	struct msghdr message;
-	memset(&message, 0, sizeof message);
-	memset(&control, 0, sizeof control);
-	message.msg_iov = &data, message.msg_iovlen = 1;
-	message.msg_control = &control, message.msg_controllen = sizeof control;
-	control.header.cmsg_level = SOL_SOCKET, control.header.cmsg_type = SCM_RIGHTS;
-	control.header.cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-	CHECK(sendmsg(to, &message, 0) == 1);
-}
-
-static int receive(int from)
-{
-	char room[CMSG_SPACE(sizeof(int))], byte;
-	struct iovec data = {&byte, 1};
-	struct msghdr message;
-	int fd;
-	memset(&message, 0, sizeof message);
-	message.msg_iov = &data, message.msg_iovlen = 1;
-	message.msg_control = room, message.msg_controllen = sizeof room;
-	CHECK(recvmsg(from, &message, 0) == 1);
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-	return fd;
 }
 
 int main(int count, char **arguments)
@@ -107,8 +74,8 @@ int main(int count, char **arguments)
 
 	fd = eventfd(5, 0);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
-	send_over(fds[0], fd);
-	got = receive(fds[1]);
+	send_fd(fds[0], fd);
+	got = receive_fd(fds[1]);
 	CHECK(eventfd_write(fd, 1) == 0);
 	CHECK(eventfd_read(got, &value) == 0 && value == 6);
 	FAILS(sendmsg(fds[0], nowhere(), 0), EFAULT);

@@ -23,7 +23,7 @@ use libc::{
     socklen_t, ssize_t, timespec, timeval,
 };
 use upoll::Event;
-use upoll_fds::errno::{MASK_SIZE, give, give_size};
+use upoll_fds::internal::errno::{MASK_SIZE, give, give_size};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
 /// Functions without pointers.

@@ -127,7 +127,7 @@ impl Change {
     fn begin_unless_others_fork() -> Option<Self> {
         let depth = DEPTH.with(Cell::get);
         if depth == 0 || broken(Rule::ChangeWithinAChange) {
-            CHANGES.fetch_add(own_part(), order(Rule::CountThenLook));
+            CHANGES.fetch_add(own_part(), order(Rule::CountThenCheck));
             signal_point();
             let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
             if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
@@ -196,7 +196,7 @@ pub(crate) fn begin_fork() {
     // First: a change in a handler that comes between these two would wait for this fork.
     FORKING.with(|own| own.set(own.get() + 1));
     signal_point();
-    FORKS.fetch_add(1, order(Rule::SayThenLook));
+    FORKS.fetch_add(1, order(Rule::PublishThenCheck));
     let own = match broken(Rule::ForkWithinAChange) {
         true => 0,
         false => own_part(),

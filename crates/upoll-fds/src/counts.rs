@@ -1,7 +1,7 @@
 //! Finds out whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else.
 //! Also finds out whether an fd was copied during a pass over the table, which can keep further copies from beginning.
 
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::sync::{AtomicUsize, Backoff, Ordering, Rule, broken, global};
 
 global! {
@@ -70,20 +70,20 @@ impl Copies {
     }
 
     fn are_all(&self) -> bool {
-        COPIES.load(Ordering::SeqCst) == self.0 || broken(Rule::LookForCopies)
+        COPIES.load(Ordering::SeqCst) == self.0 || broken(Rule::CheckForCopies)
     }
 }
 
 /// Keeps copies of user-level fds from beginning, until this is dropped. Copies that have begun go on. Signals are held
 /// back: a handler that copies an fd would wait for the code under it.
 struct WithoutCopies {
-    _held_back: HeldBack,
+    _blocked: Blocked,
 }
 
 impl WithoutCopies {
     fn begin() -> Self {
         let without_copies = WithoutCopies {
-            _held_back: HeldBack::begin(),
+            _blocked: Blocked::all(),
         };
         WITHOUT_COPIES.fetch_add(1, Ordering::SeqCst);
         without_copies

@@ -10,7 +10,7 @@ use crate::interest::Interest;
 use crate::object::Object;
 use crate::{memory, table};
 
-/// `struct epoll_ctl_cmd` of seed 4, in its natural layout.
+/// `struct epoll_ctl_cmd` of the `epoll_ctl_batch` patch, in its natural layout.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct EpollCtlCmd {
@@ -134,7 +134,7 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
         if set.is_passive() {
             return 0;
         }
-        // All are looked up before the set is locked: whoever hands one over to the kernel keeps its
+        // All are looked up before the set is locked: a thread that demotes one keeps its
         // fds from being looked up while it takes it out of the sets.
         let objects = table::Several::new();
         let mut pass = SmallVec::<[CtlCommand<'_>; PASS]>::new();

@@ -21,7 +21,7 @@ use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::set::SetWithFd;
-use crate::signals::{HeldBack, Section};
+use crate::signals::{Blocked, Section};
 use crate::table;
 use crate::transfer::{self, Ends, Own};
 use upoll_sys::backoff::Backoff;
@@ -75,7 +75,7 @@ fn demote_object(object: &Object) -> Result<(), Errno> {
     }
     let under_way = UnderWay::begin();
     let tie = object.tie();
-    let held = hold(|found| found.tie() == tie, &under_way.held_back)?;
+    let held = hold(|found| found.tie() == tie, &under_way.blocked)?;
     // Without an fd, another thread was quicker, or the object was closed.
     let mut result = Ok(());
     demote_held(held, |outcome| result = result.and(outcome))?;
@@ -158,7 +158,7 @@ fn demote_plain_eventfds() {
         _ => false,
     };
     let under_way = UnderWay::begin();
-    table::empty_unused(is_meant, take, &under_way.held_back);
+    table::empty_unused(is_meant, take, &under_way.blocked);
 }
 
 /// Demotes all objects for which `is_meant` returns true. Calls `outcome` with the result for each group, or
@@ -166,7 +166,7 @@ fn demote_plain_eventfds() {
 /// processes.
 fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Result<(), Errno>)) {
     let under_way = UnderWay::begin();
-    let held = hold(is_meant, &under_way.held_back);
+    let held = hold(is_meant, &under_way.blocked);
     if let Err(errno) = held.and_then(|held| demote_held(held, &mut outcome)) {
         outcome(Err(errno));
     }
@@ -248,7 +248,7 @@ pub(crate) fn share_all() {
     };
     let under_way = UnderWay::begin();
     // Without memory or fds for that, the child does not get the eventfds.
-    let Ok(mut held) = hold(is_meant, &under_way.held_back) else {
+    let Ok(mut held) = hold(is_meant, &under_way.blocked) else {
         return;
     };
     let Ok(interests) = interests_in(&held) else {
@@ -371,7 +371,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         _ => is_member(object),
     };
     let under_way = UnderWay::begin();
-    let mut held = hold(is_meant, &under_way.held_back)?;
+    let mut held = hold(is_meant, &under_way.blocked)?;
     let own = set.as_epoll().as_file_ref().address();
     for (_, other) in sets_beside(&held)? {
         let is_either = |address| (address == own || watched.contains(&address)).then_some(());
@@ -529,21 +529,21 @@ fn addresses(set: &SetWithFd) -> Result<HashSet<usize>, Errno> {
 /// of a fork must take it over from a thread that it does not have.
 static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
-/// A demotion under way. Signals are held back: a handler that demotes an object would wait for its
+/// A demotion under way. Signals are blocked: a handler that demotes an object would wait for its
 /// own thread.
 struct UnderWay {
-    held_back: HeldBack,
+    blocked: Blocked,
 }
 
 impl UnderWay {
     fn begin() -> Self {
         let mut backoff = Backoff::new();
         loop {
-            let held_back = HeldBack::begin();
+            let blocked = Blocked::all();
             if !IS_UNDER_WAY.swap(true, Ordering::Acquire) {
-                return UnderWay { held_back };
+                return UnderWay { blocked };
             }
-            drop(held_back);
+            drop(blocked);
             backoff.wait();
         }
     }

@@ -10,14 +10,13 @@ use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout
 
 use crate::kernel::{call, interruptible, to_fd};
 use crate::object::Object;
-use crate::passivity::MOST_TURNS;
+use crate::passivity::StayAway;
 use crate::set::{SetWithFd, Wakeable};
 use crate::signals::Section;
 use crate::slot::Entry;
 use crate::table::programs;
 use crate::wait_args::{limit, mask, milliseconds, signals_of, timespec};
 use crate::{change, install, memory, table, wall_clock};
-use upoll_sys::backoff::nap;
 
 /// `epoll_create(2)`.
 ///
@@ -67,13 +66,13 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
 /// # Errors
 /// `EBADF`: it stands for no user-level object. `EINVAL`: the object is no set. `EMFILE`, `ENFILE`,
 /// `ENOMEM`: the kernel cannot open the fds for it.
-pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
-    let served = table::with(epfd, |object| match object {
+pub fn activate(epfd: RawFd) -> Result<(), Errno> {
+    let activated = table::with(epfd, |object| match object {
         // The set opens the fds that it needs while there are some. Without them the kernel still serves it.
         Object::Epoll(set) => set.adopt(epfd).and_then(|()| set.activate(epfd)),
         _ => Err(Errno::INVAL),
     });
-    served.unwrap_or(Err(Errno::BADF))
+    activated.unwrap_or(Err(Errno::BADF))
 }
 
 /// Opens an fd that is readable while the set that `epfd` stands for has something to report, for calls that know
@@ -108,9 +107,8 @@ pub fn epoll_fd(epfd: RawFd) -> Result<RawFd, Errno> {
     })
 }
 
-/// Shows the [figures](crate::figures) of the set that `epfd` stands for, if it is user-level. The calling thread has just
+/// Shows the [figures](crate::internal::figures) of the set that `epfd` stands for, if it is user-level. The calling thread has just
 /// changed it, or waited in it and got as many events.
-#[doc(hidden)]
 #[cold]
 pub fn note_figures(epfd: RawFd, events: usize) {
     table::with(epfd, |object| {
@@ -459,12 +457,12 @@ unsafe fn harvest_at_once(
     if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
         return None;
     }
-    let in_use = table::InUse::begin(epfd)?;
-    let Object::Epoll(set) = in_use.object() else {
+    let hazard = table::Hazard::begin(epfd)?;
+    let Object::Epoll(set) = hazard.object() else {
         return None;
     };
     if lasts && (set.is_mixed() || set.as_epoll().takes_turns()) {
-        // Its sleep begins with a look at the kernel's members, or with its turn.
+        // Its sleep begins with a check of the kernel's members, or with its turn.
         return None;
     }
     if set.is_passive() {
@@ -507,7 +505,7 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
-        let (mut looks, mut turns) = (0, 0);
+        let (mut tries, mut stay_away) = (0, StayAway::default());
         loop {
             let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -516,11 +514,7 @@ unsafe fn wait_and_sleep(
                     Waited::Found(found) => Some(found),
                     Waited::InTheKernels => return wait_in_the_kernels(epfd, room, asked, mask),
                     Waited::Passive(errno) => {
-                        turns += 1;
-                        if turns == MOST_TURNS {
-                            return Err(errno);
-                        }
-                        nap();
+                        stay_away.or(errno)?;
                         None
                     }
                 },
@@ -530,13 +524,13 @@ unsafe fn wait_and_sleep(
                 if found == 0 || kept > 0 {
                     return Ok(kept);
                 }
-                looks += 1;
+                tries += 1;
             }
             // It was woken to wait anew, or could not begin.
             let mut limit = whole.limit()?;
             let had_room = found.zip(usize::try_from(room.1).ok());
             let had_room = had_room.is_some_and(|(found, room)| found < room);
-            if limit.limit() == Some(Duration::ZERO) && (had_room || looks == LOOKS) {
+            if limit.limit() == Some(Duration::ZERO) && (had_room || tries == TRIES) {
                 return Ok(0);
             }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
@@ -544,7 +538,7 @@ unsafe fn wait_and_sleep(
                     Some(rest) => rest,
                     // The interrupting event stays until others have come.
                     None if found.is_some() => return Ok(0),
-                    // A wait that could not begin looks once at least.
+                    // A wait that could not begin tries once at least.
                     None => Duration::ZERO,
                 };
                 limit = Timeout::after(clock, rest);
@@ -557,7 +551,7 @@ unsafe fn wait_and_sleep(
 /// The number of times that a wait without a sleep tries again after the interrupting event has taken the only place.
 /// The kernel reports that event again only behind other ready ones, but maybe to several threads by
 /// turns.
-const LOOKS: usize = 64;
+const TRIES: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
@@ -604,16 +598,16 @@ unsafe fn wait_passively(
     mask: Mask,
 ) -> Option<Result<usize, Errno>> {
     let passive = |object: &Object| match object {
-        Object::Epoll(set) if set.stays_passive() => Some(set.mark()),
+        Object::Epoll(set) if set.stays_passive() => Some(set.blocked_on()),
         _ => None,
     };
     // SAFETY: the caller's contract.
     let by_the_kernel = || unsafe { wait_in_the_kernels(epfd, room, asked, mask) };
-    table::while_marked(epfd, passive, by_the_kernel)
+    table::while_blocked_on(epfd, passive, by_the_kernel)
 }
 
 /// The result of a wait without its sleep.
-enum Look {
+enum Attempt {
     Done(Result<usize, Errno>),
     Sleep(SharedBox<SetWithFd>),
     Passive(Errno),
@@ -643,39 +637,39 @@ unsafe fn wait_actively(
     // SAFETY: as above.
     let mask = unsafe { self::mask(mask, size) }?;
     let room = usize::try_from(room).unwrap_or(0);
-    let look = table::with(epfd, |object| {
+    let attempt = table::with(epfd, |object| {
         if room == 0 || room > MOST_EVENTS {
-            return Look::Done(Err(Errno::INVAL));
+            return Attempt::Done(Err(Errno::INVAL));
         }
         if let Err(errno) = memory::check_range(events, room * size_of::<Event>()) {
-            return Look::Done(Err(errno));
+            return Attempt::Done(Err(errno));
         }
         let Object::Epoll(set) = object else {
-            return Look::Done(Err(Errno::INVAL));
+            return Attempt::Done(Err(Errno::INVAL));
         };
         if let Err(errno) = set.activate(epfd) {
-            return Look::Passive(errno);
+            return Attempt::Passive(errno);
         }
         // Such a wait sleeps in the kernel.
         if mask.is_some()
             && let Err(errno) = set.adopt(epfd)
         {
-            return Look::Done(Err(errno));
+            return Attempt::Done(Err(errno));
         }
         if limit.limit() == Some(Duration::ZERO) {
             // SAFETY: the caller's contract.
             let events = unsafe { memory::writable(events, fillable(set, room)) };
             if !events.is_empty() {
-                return Look::Done(set.as_epoll().try_wait(events));
+                return Attempt::Done(set.as_epoll().try_wait(events));
             }
         }
-        Look::Sleep(SharedBox::clone(set))
+        Attempt::Sleep(SharedBox::clone(set))
     });
-    let set = match look {
+    let set = match attempt {
         None => return Ok(Waited::InTheKernels),
-        Some(Look::Done(result)) => return result.map(Waited::Found),
-        Some(Look::Passive(errno)) => return Ok(Waited::Passive(errno)),
-        Some(Look::Sleep(set)) => set,
+        Some(Attempt::Done(result)) => return result.map(Waited::Found),
+        Some(Attempt::Passive(errno)) => return Ok(Waited::Passive(errno)),
+        Some(Attempt::Sleep(set)) => set,
     };
     // SAFETY: the caller's contract.
     let events = unsafe { memory::writable(events, fillable(&set, room)) };

@@ -10,11 +10,10 @@ use crate::demote::{demote, demote_unwatched, demote_with_members};
 use crate::interest::Interest;
 use crate::kernel::call;
 use crate::object::Object;
-use crate::passivity::MOST_TURNS;
+use crate::passivity::StayAway;
 use crate::set::SetWithFd;
 use crate::table::programs;
 use crate::{memory, table};
-use upoll_sys::backoff::nap;
 
 /// `epoll_ctl(2)`.
 ///
@@ -62,12 +61,12 @@ pub(crate) fn operation(op: i32) -> Option<Op> {
 #[inline(always)]
 pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     let done = loop {
-        let Some(in_use) = table::InUse::begin(epfd) else {
+        let Some(hazard) = table::Hazard::begin(epfd) else {
             return ctl_in_the_kernels(epfd, op, fd, interest);
         };
-        let set = in_use.object();
-        let Ok(object) = in_use.add(fd) else {
-            drop(in_use);
+        let set = hazard.object();
+        let Ok(object) = hazard.add(fd) else {
+            drop(hazard);
             table::outlast_change(fd);
             continue;
         };
@@ -190,8 +189,8 @@ pub(crate) fn add_under(
     key: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    let in_use = table::InUse::begin(epfd).ok_or(Errno::BADF)?;
-    match (in_use.object(), in_use.add(fd)) {
+    let hazard = table::Hazard::begin(epfd).ok_or(Errno::BADF)?;
+    match (hazard.object(), hazard.add(fd)) {
         (Object::Epoll(set), Ok(Some(object))) => {
             add_object(set, epfd, object, [fd, key], interest)
         }
@@ -237,7 +236,7 @@ fn ctl_kernel(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    let mut turns = 0;
+    let mut stay_away = StayAway::default();
     // If another thread is about to.
     while op == Op::Add
         && let Err(errno) = set.activate(epfd)
@@ -247,11 +246,7 @@ fn ctl_kernel(
         if let Some(added) = set.ctl_passive(Some(op), by_the_kernel) {
             return added;
         }
-        turns += 1;
-        if turns == MOST_TURNS {
-            return Err(errno);
-        }
-        nap();
+        stay_away.or(errno)?;
     }
     match set.adopt(epfd) {
         // The set has no such member, or the kernel set behind it would have been adopted with it. That one

@@ -141,7 +141,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         libc::F_SETPIPE_SZ => {
             // The kernel takes an int and refuses negative ones as too large.
             let bytes = argument & u32::MAX as usize;
-            let ours = table::with(fd, |object| {
+            let user_level = table::with(fd, |object| {
                 let before = object.pipe_capacity();
                 let capacity = object.set_pipe_capacity(bytes)?;
                 // The kernel's pipe behind, too: there are limits that only the kernel knows, and it
@@ -153,7 +153,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
                     })
                 }))
             });
-            match ours {
+            match user_level {
                 Some(Some(capacity)) => int(capacity),
                 _ => in_kernel(),
             }
@@ -216,7 +216,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
     let mut flags = in_kernel()?;
     loop {
         object.follow_flags(flags);
-        // The look at the kernel's flags comes after the store, for all threads.
+        // The kernel's flags are read after the store, for all threads.
         fence(Ordering::SeqCst);
         let now = in_kernel()?;
         if now == flags {
@@ -236,7 +236,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
 /// `argument` is what `request` takes: a number, or the address of memory that may be used.
 pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Errno> {
     let fd = programs(fd);
-    let ours = table::with(fd, |object| match object {
+    let user_level = table::with(fd, |object| match object {
         // SAFETY: the caller's contract.
         Object::EventFd(counter) => unsafe { eventfd::ioctl(counter, request, argument) },
         _ if u64::from(request) == libc::FIONREAD => object.available().map(|available| {
@@ -247,7 +247,7 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
         }),
         _ => None,
     });
-    if let Some(Some(result)) = ours {
+    if let Some(Some(result)) = user_level {
         return int(result);
     }
     if matches!(u64::from(request), libc::FIOASYNC | libc::TIOCOUTQ) {

@@ -27,7 +27,7 @@ use upoll::internal::boxed;
 use crate::fork_snapshot::SetSnapshots;
 use crate::kernel::{self, call, to_fd};
 use crate::set::SetWithFd;
-use crate::slot::in_use;
+use crate::slot::hazard;
 use crate::{change, counts, demote, figures, fork_snapshot, plain_sets, select, signals, table};
 use upoll_sys::backoff::wait_until;
 
@@ -149,7 +149,6 @@ extern "C" fn after() {
 /// Prepares a fork for which the C library calls no handlers (`_Fork`, `clone`). After it the parent calls
 /// [`end_unseen_fork`]. The child calls [`end_unseen_fork_in_the_child`] or
 /// [`end_unseen_fork_with_fds`].
-#[doc(hidden)]
 pub fn begin_unseen_fork() {
     change::begin_fork();
     plain_sets::forget_before_fork();
@@ -168,7 +167,7 @@ pub fn begin_unseen_fork() {
     keep(Some(ForkSnapshot::make(outer)));
 }
 
-#[doc(hidden)]
+/// Ends, in the parent, what [`begin_unseen_fork`] has begun.
 pub fn end_unseen_fork() {
     change::end_fork();
     if let Some(snapshot) = take_snapshot() {
@@ -176,10 +175,12 @@ pub fn end_unseen_fork() {
     }
 }
 
+/// Makes, in the child, each user-level fd stand for an object of the child's. Objects that [`begin_unseen_fork`]
+/// could not demote stay with the parent, but for the sets of its snapshot and shared eventfds.
+///
 /// # Safety
 /// The caller is the only thread of a child that was just made by a system call after
 /// [`begin_unseen_fork`], with a memory of its own.
-#[doc(hidden)]
 pub unsafe fn end_unseen_fork_in_the_child() {
     // SAFETY: the caller's contract.
     unsafe { upoll::internal::begin_in_child(false) };
@@ -191,7 +192,6 @@ pub unsafe fn end_unseen_fork_in_the_child() {
 ///
 /// # Safety
 /// As [`end_unseen_fork_in_the_child`].
-#[doc(hidden)]
 pub unsafe fn end_unseen_fork_with_fds() {
     // SAFETY: the caller's contract.
     unsafe { upoll::internal::begin_in_child(true) };
@@ -205,7 +205,7 @@ pub unsafe fn end_unseen_fork_with_fds() {
 #[unsafe(link_section = "upoll_fork")]
 fn forget_other_threads() {
     change::end_fork_in_the_child();
-    in_use::forget_other_threads();
+    hazard::forget_other_threads();
     counts::forget_other_threads();
     demote::forget_other_threads();
     figures::begin_in_child();
@@ -267,7 +267,7 @@ fn leave_to_the_parent(fds: impl Iterator<Item = RawFd>) {
         table::set_alone(fd, None);
     }
     if let Ok(nothing) = nothing {
-        // It is ours alone.
+        // Nobody else knows it.
         let _ = kernel::close(nothing);
     }
 }

@@ -24,7 +24,7 @@ use upoll::{CreateFlags, Epoll, Errno, Event, Op};
 use crate::kernel::{self, call, to_fd};
 use crate::object::Object;
 use crate::set::SetWithFd;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::slot::Entry;
 use crate::{epoll_ctl, table};
 
@@ -115,7 +115,7 @@ impl SetSnapshots {
     /// Makes the fds stand for new sets, without their members. Called in the child. Adds these fds to
     /// `taken`.
     pub(crate) fn take_fds(&self, taken: &mut Vec<RawFd>) {
-        let _held_back = HeldBack::begin();
+        let _blocked = Blocked::all();
         for snapshot in &self.0 {
             // The kernel set has all members of a passive set.
             let is_still = |fd: &RawFd| {
@@ -138,7 +138,7 @@ impl SetSnapshots {
     /// Adds the recorded members to the new sets. Called in the child once all fds stand for the
     /// child's objects.
     pub(crate) fn take_interests(&self) {
-        let _held_back = HeldBack::begin();
+        let _blocked = Blocked::all();
         for snapshot in &self.0 {
             let is_new =
                 |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, snapshot.of));
@@ -190,7 +190,7 @@ pub(crate) fn set_alone(fd: RawFd) -> Option<&'static SetWithFd> {
 /// Makes the fds of shared eventfds stand for open files of the child's own, with the same counts.
 /// Called in the child. Returns these fds.
 pub(crate) fn reopen_shared() -> Vec<RawFd> {
-    let _held_back = HeldBack::begin();
+    let _blocked = Blocked::all();
     let mut reopened = HashMap::new();
     let mut fds = Vec::new();
     for fd in table::fds(0, u32::MAX) {

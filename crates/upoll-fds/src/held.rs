@@ -7,9 +7,9 @@ use std::ptr;
 use upoll::Errno;
 
 use crate::counts;
-use crate::hazard;
+use crate::hazard_records;
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::slot::Entry;
 use crate::sync::{Rule, broken};
 use crate::table::{fds, slot};
@@ -41,14 +41,11 @@ pub(crate) struct Group<'a>(&'a mut [HeldFd]);
 /// block on one have a reference of their own. If an object is meant, objects [tied](Object::tie) to it
 /// must be meant, too.
 ///
-/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
+/// Signals must be blocked: a handler that looks such an fd up would wait for the interrupted code.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list. Nothing is held then.
-pub(crate) fn hold(
-    is_meant: impl Fn(&Object) -> bool,
-    _held_back: &HeldBack,
-) -> Result<Held, Errno> {
+pub(crate) fn hold(is_meant: impl Fn(&Object) -> bool, _blocked: &Blocked) -> Result<Held, Errno> {
     let mut held = Held {
         fds: Vec::new(),
         sorted: Vec::new(),
@@ -56,7 +53,7 @@ pub(crate) fn hold(
     // A copy of an fd is found at the latest in the pass after the one that has held the fd.
     counts::repeat_passes(|| held.hold_more(&is_meant))?;
     held.group()?;
-    held.mark_those_in_use()?;
+    held.find_used()?;
     // A call that was under way may have added a member to a set that had none.
     if !broken(Rule::AskAgain) {
         held.give_back_where(|object| object.is_set() && !is_meant(object));
@@ -118,14 +115,14 @@ impl Held {
         Ok(())
     }
 
-    fn mark_those_in_use(&mut self) -> Result<(), Errno> {
+    fn find_used(&mut self) -> Result<(), Errno> {
         let (mut entries, mut used) = (Vec::new(), Vec::new());
         for list in [&mut entries, &mut used] {
             list.try_reserve(self.fds.len()).map_err(|_| Errno::NOMEM)?;
         }
         entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        hazard::wait_until_all_unused(&entries, hazard::MORE_TRIES, |entry| {
+        hazard_records::wait_until_all_unused(&entries, hazard_records::MORE_TRIES, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });
@@ -265,9 +262,9 @@ mod tests {
 
     use super::hold;
     use crate::object::Object;
-    use crate::signals::HeldBack;
+    use crate::signals::Blocked;
 
-    /// Another thread removes the last member of a set between two looks at it: `is_meant` returns true and false by turns.
+    /// Another thread removes the last member of a set between two checks of it: `is_meant` returns true and false by turns.
     #[test]
     fn all_fds_of_a_set_are_given_back_or_none() {
         let set = crate::epoll_create1(0).expect("a set");
@@ -279,15 +276,15 @@ mod tests {
                 return false;
             };
             asked.set(asked.get() + 1);
-            // The first two looks hold both fds.
+            // The first two checks hold both fds.
             asked.get() <= 2 || asked.get() % 2 == 0
         };
-        let held_back = HeldBack::begin();
-        let mut held = hold(is_meant, &held_back).expect("memory");
+        let blocked = Blocked::all();
+        let mut held = hold(is_meant, &blocked).expect("memory");
         let groups = held.groups().map(|group| group.objects().count());
         assert_eq!(groups.filter(|&count| count == 1).count(), 0);
         drop(held);
-        drop(held_back);
+        drop(blocked);
         for fd in [set, copy] {
             crate::close(fd).expect("an fd");
         }

@@ -6,16 +6,15 @@ use upoll::Errno;
 
 use crate::signals::Section;
 use crate::slot::Entry;
-use crate::{fork, hazard, kernel, table};
+use crate::{fork, hazard_records, kernel, table};
 
 /// Allocates the kernel and C library resources for the first object. A signal handler that makes an
 /// object finds them, and takes no memory from the program's heap for them.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for them.
-#[doc(hidden)]
 pub fn prepare() -> Result<(), Errno> {
-    hazard::prepare();
+    hazard_records::prepare();
     upoll::internal::prepare_thread_ends();
     fork::watch()
 }
@@ -32,7 +31,7 @@ pub(crate) fn has_room(fd: RawFd) -> bool {
 /// `EMFILE`: the table has no [room](has_room) for it. It is closed then.
 pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let _section = Section::begin();
-    hazard::prepare();
+    hazard_records::prepare();
     if !has_room(fd) {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
@@ -46,7 +45,7 @@ pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
 /// A demotion finds both ends or none: it takes an end without an fd for closed.
 pub(crate) fn install_both(fds: [RawFd; 2], entries: [Box<Entry>; 2]) {
     let _section = Section::begin();
-    hazard::prepare();
+    hazard_records::prepare();
     if fds.into_iter().all(has_room) {
         table::fill_both(fds, entries);
     }

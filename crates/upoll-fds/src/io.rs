@@ -90,14 +90,14 @@ fn holds(object: &Object) -> usize {
 /// Memory that `buffer` leads to is the caller's, and nobody else uses it.
 #[inline]
 pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    let Some(in_use) = table::InUse::begin(fd) else {
+    let Some(hazard) = table::Hazard::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         return unsafe { call!(SYS_read, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
-    match unsafe { try_read(in_use.object(), buffer, count) } {
-        Err(errno) if !is_final(errno, in_use.object(), fd) => {
-            drop(in_use);
+    match unsafe { try_read(hazard.object(), buffer, count) } {
+        Err(errno) if !is_final(errno, hazard.object(), fd) => {
+            drop(hazard);
             // SAFETY: the caller's contract.
             unsafe { read_again(fd, buffer, count) }
         }
@@ -217,19 +217,19 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 /// Memory that `buffer` leads to is not being written.
 #[inline]
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    let Some(in_use) = table::InUse::begin(fd) else {
+    let Some(hazard) = table::Hazard::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         return unsafe { call!(SYS_write, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
-    match unsafe { try_write(in_use.object(), fd, buffer, count) } {
-        Err(errno) if !is_final(errno, in_use.object(), fd) => {
-            drop(in_use);
+    match unsafe { try_write(hazard.object(), fd, buffer, count) } {
+        Err(errno) if !is_final(errno, hazard.object(), fd) => {
+            drop(hazard);
             // SAFETY: the caller's contract.
             unsafe { write_again(fd, buffer, count) }
         }
         Err(errno) => {
-            drop(in_use);
+            drop(hazard);
             if errno == Errno::PIPE {
                 raise_sigpipe();
             }

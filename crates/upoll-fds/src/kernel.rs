@@ -1,5 +1,5 @@
 //! System calls, passed on as they are: for fds that are the kernel's, and for the kernel
-//! objects that stand behind ours.
+//! objects behind user-level objects.
 //!
 //! They are inline: a library that exports the C library's names must not meet itself here.
 
@@ -64,7 +64,7 @@ pub(crate) fn read_file<'a>(path: &CStr, room: &'a mut [u8]) -> &'a [u8] {
     };
     // SAFETY: the buffer has as much room as is claimed.
     let read = unsafe { call!(SYS_read, file, room.as_mut_ptr(), room.len()) };
-    // A file of our own; nothing is lost if it cannot be closed.
+    // Nothing is lost if it cannot be closed.
     let _ = close(file);
     &room[..read.unwrap_or(0)]
 }

@@ -236,14 +236,12 @@ pub(crate) fn check_read<T>(from: *const T) -> Result<(), Errno> {
 }
 
 /// Returns how many of `count` values, one after the other, [`read`] would succeed for.
-#[doc(hidden)]
 #[inline]
 pub fn count_readable<T>(from: *const T, count: usize) -> usize {
     usable(from.addr(), count.saturating_mul(size_of::<T>()), Use::Read) / size_of::<T>()
 }
 
 /// Returns whether `count` values, one after the other, are on one page of which that is known without asking the kernel.
-#[doc(hidden)]
 #[inline]
 pub fn is_known_readable<T>(from: *const T, count: usize) -> bool {
     is_on_known_page(from.addr(), count.saturating_mul(size_of::<T>()), Use::Read)

@@ -1,10 +1,10 @@
 //! The state of a set with an fd: passive while the kernel serves the set, and the way from there to active.
 //!
 //! # The named pairs
-//! - A thread that waits in a passive set marks itself, then checks whether the set stays passive. A thread that makes the
-//!   set active counts itself, then looks for marks.
+//! - A thread that waits in a passive set records that it is blocked on the set, then checks whether the set stays passive.
+//!   A thread that makes the set active counts itself, then reads these records.
 //! - A member of a passive set is counted, then the thread checks whether the set stays passive. A thread that makes
-//!   the set active counts itself, then looks at the count.
+//!   the set active counts itself, then checks the count.
 //!
 //! So all that can fail comes before the change of the state. If it fails the set stays passive.
 
@@ -15,10 +15,32 @@ const ACTIVE: usize = 1;
 /// The set has been demoted.
 const STALE: usize = 2;
 
-/// The number of milliseconds that a wait, or an ADD, stays away from a passive set that another thread tries to make
-/// active without an fd for it. A signal handler, or a fork, may have left that thread's call for good.
+/// The sleeps of a wait, or of an ADD, that stays away from a passive set because another thread tries to make it active
+/// without an fd for it.
 #[cfg(not(upoll_loom))]
-pub(crate) const MOST_TURNS: usize = 1000;
+#[derive(Default)]
+pub(crate) struct StayAway {
+    milliseconds: usize,
+}
+
+#[cfg(not(upoll_loom))]
+impl StayAway {
+    /// A signal handler, or a fork, may have left the other thread's call for good.
+    const MOST: usize = 1000;
+
+    /// Sleeps for a millisecond.
+    ///
+    /// # Errors
+    /// `error`: it was called too often.
+    pub(crate) fn or<E>(&mut self, error: E) -> Result<(), E> {
+        self.milliseconds += 1;
+        if self.milliseconds == Self::MOST {
+            return Err(error);
+        }
+        upoll_sys::backoff::nap();
+        Ok(())
+    }
+}
 
 /// The state of a set with an fd.
 #[derive(Debug)]

@@ -125,7 +125,7 @@ unsafe fn give(
 /// `ENOTSOCK`: the fd does not stand for a socket. `EINVAL`: no such half. Else those of the
 /// kernel.
 pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
-    let ours = table::with(fd, |object| match object {
+    let user_level = table::with(fd, |object| match object {
         Object::Socket(socket) => {
             socket.shutdown(match how {
                 libc::SHUT_RD => Shutdown::Read,
@@ -137,7 +137,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
         }
         _ => Err(Errno::NOTSOCK),
     });
-    match ours {
+    match user_level {
         Some(result) => result,
         // SAFETY: no pointers are involved.
         None => unsafe { call!(SYS_shutdown, programs(fd), how) }.map(drop),

@@ -17,18 +17,18 @@
 //! # The named pairs
 //! - A thread that waits claims the set, and so does a thread that takes it over: one of the two
 //!   claims fails (`Record::begin_wait`, `Record::take`).
-//! - A thread that adds a kernel member says so, then looks whether the set is being taken over; a thread that
-//!   takes it over says so, then looks for members (`Record::note_member`).
-//! - A thread that copies the fd counts itself, then looks whether the set is being taken over; a thread
-//!   that takes it over says so, then looks at the count (`Record::begin_copy`).
-//! - A thread that copies an fd counts itself, then looks whether the fd is still the set's; a thread that
-//!   closes the fd takes it away, then looks at the count (`Record::lose_fd`).
-//! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
+//! - A thread that adds a kernel member publishes that, then checks whether the set is being taken over; a thread that
+//!   takes it over publishes that, then checks for members (`Record::note_member`).
+//! - A thread that copies the fd counts itself, then checks whether the set is being taken over; a thread
+//!   that takes it over publishes that, then checks the count (`Record::begin_copy`).
+//! - A thread that copies an fd counts itself, then checks whether the fd is still the set's; a thread that
+//!   closes the fd takes it away, then checks the count (`Record::lose_fd`).
+//! - A call checks the record first, and checks for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
-//! - A thread that polls looks at the generation, then for a takeover; a thread that takes a set over publishes that,
-//!   then looks at the generation. The poll looks for user-level objects last (`Generations::may_name_any`).
-//! - A thread that makes a set notes the generation, then looks whether a fork is under way; a thread that forks
-//!   counts the fork, then looks at what was noted (`Generations::begin_to_make`).
+//! - A thread that polls checks the generation, then for a takeover; a thread that takes a set over publishes that,
+//!   then checks the generation. The poll checks for user-level objects last (`Generations::may_name_any`).
+//! - A thread that makes a set notes the generation, then checks whether a fork is under way; a thread that forks
+//!   counts the fork, then checks what was noted (`Generations::begin_to_make`).
 
 use crate::sync::{
     AtomicBool, AtomicUsize, Backoff, Ordering, Rule, broken, compiler_fence, signal_point,
@@ -242,11 +242,11 @@ impl Record {
     /// Claims the set for the thread `me`, which takes it over. Returns whether it may have members; none if it
     /// cannot be taken over, as its `generation` has ended, for one.
     pub(crate) fn take(&self, me: usize, generation: impl FnOnce() -> usize) -> Option<bool> {
-        let look = || {
+        let check = || {
             let is_copied = self.copies.load(Ordering::SeqCst) != 0;
             (is_copied, self.has_members.load(Ordering::SeqCst))
         };
-        let early = broken(Rule::ClaimThenLook).then(look);
+        let early = broken(Rule::ClaimThenCheck).then(check);
         let state = self.state();
         let is_claimed = (state == UNUSED || state == me)
             && !self.is_waiting.load(Ordering::Relaxed)
@@ -254,7 +254,7 @@ impl Record {
         if !is_claimed {
             return None;
         }
-        let (is_copied, has_members) = early.unwrap_or_else(look);
+        let (is_copied, has_members) = early.unwrap_or_else(check);
         if is_copied || self.generation.load(Ordering::Relaxed) != generation() {
             self.end_take();
             return None;
@@ -345,7 +345,7 @@ impl Generations {
     /// child may have the set, too.
     #[inline]
     pub(crate) fn begin_to_make(&self) -> usize {
-        let early = broken(Rule::NoteThenLook).then(change::is_fork_under_way);
+        let early = broken(Rule::NoteThenCheck).then(change::is_fork_under_way);
         let generation = self.now();
         match broken(Rule::NoteTheNewest) {
             true => self.made_in.store(generation, Ordering::SeqCst),

@@ -37,7 +37,7 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 /// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
 /// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`. Up to eight entries,
 ///   all user-level, are checked against the limit that a call has read last if this call does not
-///   sleep; [`open_limit_changed`](crate::open_limit_changed) has it read again.
+///   sleep; [`prlimit`] has it read again.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
 ///   [demoted](crate::demote). Others are demoted then.
@@ -81,23 +81,38 @@ unsafe fn poll_masked(
     }
     let _section = Section::begin();
     upoll::internal::check_number_of_entries(count)?;
-    let running = Running::start(limit);
     let mut limit = limit;
+    // SAFETY: the caller's contract.
+    let named = || unsafe { named(fds, count) };
+    // SAFETY: as above.
+    let once = |limit: &mut Timeout| unsafe { poll_once(fds, count, *limit, mask) };
+    match wait_anew(&mut limit, named, once) {
+        // The kernel takes no memory of the process.
+        Err(Errno::NOMEM) if !named().any(table::is_user_level_or_own) => {
+            // SAFETY: as above.
+            unsafe { pass_on(fds, count, limit, mask) }
+        }
+        ended => ended,
+    }
+}
+
+/// Calls `once` until it returns a number, with the rest of `limit`. It returns `None` if an object was demoted
+/// meanwhile. If it fails for want of memory, or of an fd to wake the thread by, those of the objects that the call names
+/// are demoted that can be.
+pub(crate) fn wait_anew<I: Iterator<Item = RawFd>>(
+    limit: &mut Timeout,
+    named: impl Fn() -> I,
+    mut once: impl FnMut(&mut Timeout) -> Result<Option<usize>, Errno>,
+) -> Result<usize, Errno> {
+    let running = Running::start(*limit);
     loop {
-        // SAFETY: the caller's contract.
-        match unsafe { poll_once(fds, count, limit, mask) } {
+        match once(limit) {
             Ok(Some(ready)) => return Ok(ready),
             Ok(None) => {}
-            // SAFETY: as above.
-            Err(Errno::NOMEM) if unsafe { demote_named(fds, count) } => {}
-            // The kernel takes no memory of the process. SAFETY: as above.
-            Err(Errno::NOMEM) if !unsafe { names_ours(fds, count) } => {
-                // SAFETY: as above.
-                return unsafe { pass_on(fds, count, limit, mask) };
-            }
+            Err(Errno::NOMEM) if demote::demote_any(named()) => {}
             Err(errno) => return Err(errno),
         }
-        limit = running.rest();
+        *limit = running.rest();
     }
 }
 
@@ -123,31 +138,9 @@ pub unsafe fn prlimit(
 /// Returns how many entries a call has: the kernel takes an `unsigned int`, so the upper half of an
 /// `nfds_t` is ignored.
 #[expect(clippy::cast_possible_truncation, reason = "as the kernel does")]
-#[doc(hidden)]
 #[inline]
 pub fn number_of_entries(count: usize) -> usize {
     count as u32 as usize
-}
-
-/// Demotes what a call names that lacks memory, or an fd to wake its thread by. Returns whether there was
-/// anything to demote.
-///
-/// # Safety
-/// As [`ppoll`].
-#[cold]
-unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
-    // SAFETY: the caller's contract.
-    demote::demote_any(unsafe { named(fds, count) })
-}
-
-/// Returns whether a call names a user-level object or an own fd.
-///
-/// # Safety
-/// As [`ppoll`].
-#[cold]
-unsafe fn names_ours(fds: *mut libc::pollfd, count: usize) -> bool {
-    // SAFETY: the caller's contract.
-    unsafe { named(fds, count) }.any(crate::is_ours)
 }
 
 /// Returns the fds of a list, up to the first entry that cannot be read.
@@ -253,7 +246,7 @@ fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
         let limit = limit
             .as_mut()
             .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        // SAFETY: as above; the limit is live, and without a mask its size is not looked at.
+        // SAFETY: as above; the limit is live, and without a mask its size is ignored.
         unsafe {
             call!(
                 SYS_ppoll,
@@ -285,13 +278,13 @@ fn low(events: Events) -> u16 {
 }
 
 /// A limit that has begun.
-pub(crate) struct Running {
+struct Running {
     limit: Timeout,
     begun: Option<Instant>,
 }
 
 impl Running {
-    pub(crate) fn start(limit: Timeout) -> Self {
+    fn start(limit: Timeout) -> Self {
         // Looking at the clock is not for those who do not wait, or wait however long it takes.
         let is_finite = limit.limit().is_some_and(|limit| !limit.is_zero());
         Running {
@@ -300,7 +293,7 @@ impl Running {
         }
     }
 
-    pub(crate) fn rest(&self) -> Timeout {
+    fn rest(&self) -> Timeout {
         match (self.limit.limit(), self.begun) {
             (Some(limit), Some(begun)) => limit.saturating_sub(begun.elapsed()).into(),
             _ => self.limit,
@@ -308,7 +301,7 @@ impl Running {
     }
 }
 
-/// None if an object was demoted meanwhile: it must be looked at anew.
+/// None if an object was demoted meanwhile: it must be polled anew.
 ///
 /// # Safety
 /// As [`ppoll`].

@@ -9,10 +9,9 @@ use smallvec::SmallVec;
 use upoll::internal::own_fds;
 use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
-use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
-use crate::poll::{Running, is_same, state_now};
+use crate::poll::{is_same, state_now, wait_anew};
 use crate::signals::Section;
 use crate::wait_args::{self, timespec};
 use crate::{memory, table};
@@ -25,8 +24,8 @@ const WORD: usize = c_ulong::BITS as usize;
 /// `select(2)` as the C library's function is: `sets` are those for reading, writing and exceptional conditions. The
 /// remaining time is written to `timeout`.
 ///
-/// Like glibc from 2.34 on, reads 32 bits of the microseconds, and cuts a time that is too long. [`raw_select`] is the
-/// system call, which does neither.
+/// Like glibc from 2.34 on, reads 32 bits of the microseconds, and cuts a time that is too long.
+/// The system call does neither.
 ///
 /// # Errors
 /// - `EFAULT`: `timeout` or a set cannot be read or written.
@@ -194,18 +193,11 @@ unsafe fn select_masked(
         end = end.min(size_of_the_kernels_table(end.min(highest + 1)));
     }
     let end = RawFd::try_from(end).unwrap_or(RawFd::MAX);
-    let running = Running::start(*limit);
-    loop {
+    let named = || copies.iter().flatten().flat_map(FdSet::iter);
+    wait_anew(limit, named, |limit| {
         // SAFETY: the caller's contract.
-        match unsafe { select_once(end, &copies, sets, limit, mask) } {
-            Ok(Some(ready)) => return Ok(ready),
-            Ok(None) => {}
-            // There is no memory, or no fd to wake the thread by.
-            Err(Errno::NOMEM) if demote_any(copies.iter().flatten().flat_map(FdSet::iter)) => {}
-            Err(errno) => return Err(errno),
-        }
-        *limit = running.rest();
-    }
+        unsafe { select_once(end, &copies, sets, limit, mask) }
+    })
 }
 
 /// Words of the sets for fds below 320, as many as the kernel keeps on its stack.
@@ -291,8 +283,8 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
 #[inline]
 fn ready_events(fd: usize) -> Option<Events> {
     let fd = RawFd::try_from(fd).ok()?;
-    let in_use = table::InUse::begin(fd)?;
-    let object = in_use.object();
+    let hazard = table::Hazard::begin(fd)?;
+    let object = hazard.object();
     if matches!(object, Object::Epoll(set) if set.is_passive()) {
         return None;
     }
@@ -442,7 +434,6 @@ unsafe fn pass_on(
 
 /// Returns how many fds of its sets a call looks at. The kernel lowers `n` to the size of its table of fds, and does not
 /// look at a set beyond it. Up to `FD_SETSIZE` every `fd_set` has memory.
-#[doc(hidden)]
 #[must_use]
 pub fn number_of_selected(n: usize) -> usize {
     match n > libc::FD_SETSIZE {

@@ -21,7 +21,7 @@ use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
 use crate::figures::{Now, Place};
-use crate::hazard;
+use crate::hazard_records;
 use crate::kernel::call;
 use crate::memory;
 use crate::passivity::Passivity;
@@ -149,7 +149,7 @@ impl SetWithFd {
     #[cold]
     fn make_active(&self, epfd: RawFd) -> Result<(), Errno> {
         let activated = self.passivity.activate(|| {
-            let interruption = Interruption::prepare(epfd, self.mark())?;
+            let interruption = Interruption::prepare(epfd, self.blocked_on())?;
             self.adopt_if_used(epfd)?;
             Ok::<_, Errno>(interruption)
         });
@@ -166,9 +166,9 @@ impl SetWithFd {
         }
     }
 
-    /// Returns the mark of threads that wait in the kernel set.
-    pub(crate) fn mark(&self) -> hazard::Mark {
-        hazard::Mark::of(self)
+    /// Returns what threads that wait in the kernel set are blocked on.
+    pub(crate) fn blocked_on(&self) -> hazard_records::BlockedOn {
+        hazard_records::BlockedOn::of(self)
     }
 
     /// Changes a kernel member by the kernel. Returns `None` if the set is not passive, or an ADD finds another thread that is
@@ -241,7 +241,7 @@ const MOST_TRIES: usize = 3000;
 /// An interruption of the threads that wait in the kernel set behind `epfd`. They then wait again.
 struct Interruption {
     epfd: RawFd,
-    mark: hazard::Mark,
+    blocked_on: hazard_records::BlockedOn,
     /// A member of the kernel set, which asks for no events of it until the interruption is carried out.
     member: AlwaysWritable,
 }
@@ -251,13 +251,17 @@ impl Interruption {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it.
-    fn prepare(epfd: RawFd, mark: hazard::Mark) -> Result<Option<Self>, Errno> {
-        if hazard::wait_until_unmarked(mark, false) {
+    fn prepare(epfd: RawFd, blocked_on: hazard_records::BlockedOn) -> Result<Option<Self>, Errno> {
+        if hazard_records::wait_until_none_blocked_on(blocked_on, false) {
             return Ok(None);
         }
         let member = AlwaysWritable::new()?;
         WAKES_BEGUN.fetch_add(1, Ordering::SeqCst);
-        let prepared = Interruption { epfd, mark, member };
+        let prepared = Interruption {
+            epfd,
+            blocked_on,
+            member,
+        };
         prepared.change(Op::Add, Events::empty())?;
         Ok(Some(prepared))
     }
@@ -276,7 +280,9 @@ impl Interruption {
         self.change(Op::Mod, Events::OUT)?;
         let mut tries = 0;
         // The first round waits.
-        while !hazard::wait_until_unmarked(self.mark, tries == 0) && tries < MOST_TRIES {
+        while !hazard_records::wait_until_none_blocked_on(self.blocked_on, tries == 0)
+            && tries < MOST_TRIES
+        {
             tries += 1;
             nap();
         }

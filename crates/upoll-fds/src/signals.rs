@@ -1,9 +1,9 @@
 //! Signal handlers, and the state that they must not meet: locks of the code that they have interrupted, an
 //! fd that it is changing, its entries in wait queues.
 //!
-//! - Signals are [held back](HeldBack), by the thread's mask, while an fd cannot be looked up.
+//! - Signals are [blocked](Blocked) while an fd cannot be looked up.
 //! - The library that calls the program's handlers (`upoll-preload`) first checks whether the thread is in
-//!   the midst of a call. If it is, [`put_off`] delays the handler until the end of the call. A call that
+//!   the midst of a call. If it is, [`delay`] has the handler wait until the end of the call. A call that
 //!   has an object in use pays nothing for that: the flag of its record that asks it to release closed
 //!   objects also asks it to check for delayed handlers. Calls without a record, because they may block or
 //!   change an fd, are in a [`Section`].
@@ -28,12 +28,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll_sys::futex;
-use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
-use upoll_sys::signals::{OF_FAULTS, bit, change};
+use upoll_sys::interruptible::{Place, place, set_delayed};
+pub(crate) use upoll_sys::signals::Blocked;
+use upoll_sys::signals::bit;
 
 use upoll::Errno;
 
-use crate::hazard;
+use crate::hazard_records;
 use crate::kernel::{call, interruptible};
 
 /// The limit of a call that does not sleep.
@@ -42,55 +43,8 @@ static AT_ONCE: libc::timespec = libc::timespec {
     tv_nsec: 0,
 };
 
-std::thread_local! {
-    /// The number of [`HeldBack`]s of the thread, and its mask before the first.
-    static HELD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
-}
-
-/// Holds signals back from this thread while it exists.
-pub(crate) struct HeldBack {
-    /// It is the thread's.
-    _not_send: PhantomData<*mut ()>,
-}
-
-impl HeldBack {
-    pub(crate) fn begin() -> Self {
-        HELD.with(|held| {
-            held.set(match held.get() {
-                (0, _) => (1, hold_back()),
-                (depth, before) => (depth + 1, before),
-            });
-        });
-        HeldBack {
-            _not_send: PhantomData,
-        }
-    }
-}
-
-/// They may end in any order.
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        HELD.with(|held| {
-            let (depth, before) = held.get();
-            held.set((depth - 1, before));
-            if depth == 1 {
-                set_mask(before);
-            }
-        });
-    }
-}
-
-/// Blocks all signals but those that a fault raises. Returns the previous mask.
-fn hold_back() -> u64 {
-    change(libc::SIG_BLOCK, !OF_FAULTS)
-}
-
-fn set_mask(mask: u64) {
-    change(libc::SIG_SETMASK, mask);
-}
-
 /// Delayed handlers of a thread. Handlers may change this at any time.
-struct PutOff {
+struct Delayed {
     /// The number of [`Section`]s of the thread.
     sections: AtomicU32,
     /// Handlers are delayed.
@@ -108,13 +62,13 @@ struct PutOff {
     /// The kernel ended a sleep, and would not have restarted it.
     is_interrupted: AtomicBool,
     /// The information of queued signals for which the kernel had no room, in a list. It is changed while signals are
-    /// held back.
+    /// blocked.
     kept: Cell<*mut Kept>,
 }
 
 std::thread_local! {
-    static PUT_OFF: PutOff = const {
-        PutOff {
+    static DELAYED: Delayed = const {
+        Delayed {
             sections: AtomicU32::new(0),
             is_any: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
@@ -129,7 +83,7 @@ std::thread_local! {
 }
 
 /// A part of a call in which no handler of the program runs, if the caller of the handlers uses
-/// [`put_off`].
+/// [`delay`].
 #[derive(Debug)]
 pub struct Section {
     /// It is the thread's.
@@ -139,7 +93,7 @@ pub struct Section {
 impl Section {
     /// Begins a section. Sections nest, and may end in any order.
     pub fn begin() -> Self {
-        PUT_OFF.with(|own| {
+        DELAYED.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before + 1, Ordering::Relaxed);
             if before == 0 {
@@ -155,7 +109,7 @@ impl Section {
     /// Ends the section. Returns whether an `EINTR` in it means that the call is to begin again:
     /// all handlers that have run ask for a restart, or came before the call slept.
     pub(crate) fn end(self) -> bool {
-        let begins_anew = PUT_OFF.with(|own| {
+        let begins_anew = DELAYED.with(|own| {
             own.is_any.load(Ordering::Relaxed) && !own.is_interrupted.load(Ordering::Relaxed)
         });
         drop(self);
@@ -165,7 +119,7 @@ impl Section {
 
 impl Drop for Section {
     fn drop(&mut self) {
-        let is_any = PUT_OFF.with(|own| {
+        let is_any = DELAYED.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before - 1, Ordering::Relaxed);
             // Between these two, a handler is called at once if none is delayed.
@@ -173,25 +127,25 @@ impl Drop for Section {
             own.is_any.load(Ordering::Relaxed)
         });
         if is_any {
-            call_what_was_put_off();
+            call_delayed();
         }
     }
 }
 
 /// Calls the delayed handlers, unless the thread is still in the midst of a call.
 #[cold]
-pub(crate) fn call_what_was_put_off() {
-    PUT_OFF.with(|own| {
-        let before = hold_back();
+pub(crate) fn call_delayed() {
+    DELAYED.with(|own| {
+        let signals = Blocked::all();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
-            || hazard::ask_this_thread()
+            || hazard_records::ask_this_thread()
         {
-            set_mask(before);
             return;
         }
+        let before = signals.keep();
         own.is_any.store(false, Ordering::Relaxed);
-        end_sleeps(false);
+        set_delayed(false);
         let blocked = own.blocked.swap(0, Ordering::Relaxed);
         let let_through = own.let_through.swap(0, Ordering::Relaxed);
         let sleeping = own.sleeping.swap(u64::MAX, Ordering::Relaxed) & !let_through;
@@ -334,16 +288,16 @@ mod registers {
 /// `info` and `context` are the arguments that the kernel has passed to the calling handler of
 /// `signal` (`SA_SIGINFO`). The handler returns at once if this function returns true.
 #[must_use]
-pub unsafe fn put_off(
+pub unsafe fn delay(
     signal: i32,
     info: *mut libc::siginfo_t,
     context: *mut libc::ucontext_t,
 ) -> bool {
-    PUT_OFF.with(|own| {
+    DELAYED.with(|own| {
         // A delayed signal is blocked in the interrupted context only. A handler near its end would run
         // other handlers in its own calls, and these signals would stay blocked.
         let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
-        if hazard::ask_this_thread() || waits {
+        if hazard_records::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
             return unsafe { own.add(signal, info, context) };
         }
@@ -388,7 +342,7 @@ fn is_of(signal: i32, information: &Information) -> bool {
 /// Forgets what is kept, in the child of a fork: pending signals are the parent's.
 #[unsafe(link_section = "upoll_fork")]
 pub(crate) fn begin_in_child() {
-    PUT_OFF.with(|own| {
+    DELAYED.with(|own| {
         // A page is not to be copied for what is right already.
         if !own.kept.get().is_null() {
             own.kept.set(ptr::null_mut());
@@ -401,27 +355,27 @@ const ONE_AT_A_TIME: i32 = 31;
 
 /// The information of a signal for which the kernel's queue had no room (`RLIMIT_SIGPENDING`).
 ///
-/// A [carrier](PutOff::carrier) is pending in its place. The next of these signals that is handled has the information
+/// A [carrier](Delayed::carrier) is pending in its place. The next of these signals that is handled has the information
 /// that was kept first. Its own is kept instead, if it was no carrier.
 struct Kept {
     information: Information,
     next: Cell<*mut Kept>,
 }
 
-impl PutOff {
-    /// Returns unique information for a signal that only marks a place in the queue.
-    fn mark(&self, signal: i32) -> Information {
-        let mut mark = [0; 16];
-        mark[0] = u64::from(signal.cast_unsigned());
-        mark[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
-        mark[3] = ptr::from_ref(self).expose_provenance() as u64;
-        mark
+impl Delayed {
+    /// Returns unique information for a signal that is only sent to find its place in the queue.
+    fn probe(&self, signal: i32) -> Information {
+        let mut probe = [0; 16];
+        probe[0] = u64::from(signal.cast_unsigned());
+        probe[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
+        probe[3] = ptr::from_ref(self).expose_provenance() as u64;
+        probe
     }
 
     /// Returns the information of a carrier. If the queue is full, the kernel sends a signal of this code all the same,
     /// once and without the rest.
     fn carrier(&self, signal: i32) -> Information {
-        let mut carrier = self.mark(signal);
+        let mut carrier = self.probe(signal);
         carrier[1] = u64::from(libc::SI_USER.cast_unsigned());
         carrier
     }
@@ -489,12 +443,12 @@ impl PutOff {
     /// Sends what is kept of a signal again, before all others that this thread was sent. If the queue has no room for all of
     /// it, none of it is sent but a carrier: what is kept has to be older than what the queue has.
     ///
-    /// Signals are held back.
+    /// Signals are blocked.
     fn send_again(&self, signal: i32) {
-        let mark = self.mark(signal);
-        if send(signal, &mark).is_ok() {
-            // Signals that were sent to this thread before the mark come after the delayed one.
-            while let Some(next) = next_pending(signal).filter(|next| *next != mark) {
+        let probe = self.probe(signal);
+        if send(signal, &probe).is_ok() {
+            // Signals that were sent to this thread before the probe come after the delayed one.
+            while let Some(next) = next_pending(signal).filter(|next| *next != probe) {
                 // Without memory for it, it comes out of turn.
                 if !self.is_carrier(signal, &next) && !self.keep(next) {
                     let _ = send(signal, &next);
@@ -535,7 +489,7 @@ impl PutOff {
 
     #[cold]
     fn exchange(&self, signal: i32, information: &mut Information) -> bool {
-        let before = hold_back();
+        let _signals = Blocked::all();
         let is_carrier = self.is_carrier(signal, information);
         // Without memory for its own, the signal is handled out of turn.
         let first = match is_carrier || self.keep(*information) {
@@ -548,12 +502,11 @@ impl PutOff {
                 let _ = send(signal, &self.carrier(signal));
             }
         }
-        set_mask(before);
         is_carrier && first.is_none()
     }
 
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cold]
     unsafe fn add(
         &self,
@@ -565,7 +518,7 @@ impl PutOff {
         // From here on no handler can interrupt this one, whose context is not that of the call. The
         // mask is that of the sleep, that of the action, and the signal itself unless it has
         // `SA_NODEFER`.
-        let now = hold_back();
+        let signals = Blocked::all();
         // SAFETY: the caller's contract.
         let information = unsafe { info.cast::<Information>().read() };
         if signal > ONE_AT_A_TIME
@@ -574,9 +527,9 @@ impl PutOff {
             self.send_again(signal);
         } else if send(signal, &information).is_err() {
             // There is neither memory for it nor room in the queue.
-            set_mask(now);
             return false;
         }
+        let now = signals.keep();
         // SAFETY: the caller's contract.
         let mask = unsafe { &mut *mask_in(context) };
         if *mask & bit == 0 {
@@ -590,14 +543,14 @@ impl PutOff {
             self.sleeping.fetch_and(now, Ordering::Relaxed);
         }
         self.is_any.store(true, Ordering::Relaxed);
-        end_sleeps(true);
+        set_delayed(true);
         // SAFETY: the caller's contract.
         unsafe { self.end_sleep(context) };
         true
     }
 
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cold]
     unsafe fn unblock_in(&self, context: *mut libc::ucontext_t) {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -615,7 +568,7 @@ impl PutOff {
     /// Makes the thread leave the sleep that the signal came in.
     ///
     /// # Safety
-    /// As [`put_off`].
+    /// As [`delay`].
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     unsafe fn end_sleep(&self, context: *mut libc::ucontext_t) {
         // SAFETY: the caller's contract.

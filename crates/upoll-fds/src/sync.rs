@@ -1,5 +1,5 @@
 //! Atomics, fences and thread-local state for the protocols of [`slot`](crate::slot),
-//! [`hazard`](crate::hazard) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
+//! [`hazard_records`](crate::hazard_records) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
 //! this module substitutes loom's.
 
 #[cfg(all(not(upoll_loom), not(upoll_jitter)))]
@@ -112,8 +112,8 @@ pub enum Rule {
     /// The kernel has such barriers. Without them each look-up runs a fence, and no model may fail.
     #[cfg(upoll_loom)]
     KernelHasBarriers,
-    /// A look-up that has written its record looks at the slot once more.
-    LookAgain,
+    /// A look-up that has written its record checks the slot once more.
+    Recheck,
     /// A thread that empties a slot waits for the calls that use its entry.
     WaitUntilUnused,
     /// A look-up that finds an fd being changed waits for the end of the change.
@@ -122,17 +122,17 @@ pub enum Rule {
     LetGoWhenAsked,
     /// A close that leaves an entry to a call that uses it checks once more whether the call still
     /// does.
-    LookAgainAfterAsking,
+    RecheckAfterAsking,
     /// A thread takes a record in one step.
     TakeInOneStep,
     /// The end of a change is told from the end of another one.
-    OwnMark,
-    /// A change is counted, then looks whether a fork is under way.
-    CountThenLook,
+    OwnTag,
+    /// A change is counted, then checks whether a fork is under way.
+    CountThenCheck,
     /// A fork publishes that it is under way, then checks the count of changes.
-    SayThenLook,
+    PublishThenCheck,
     /// A pass over the table that finds nothing is repeated if an fd was copied meanwhile.
-    LookForCopies,
+    CheckForCopies,
     /// Passes that an fd was copied in are repeated without further copies.
     PassWithoutCopies,
     /// A demotion that holds one fd of a set holds all of them.
@@ -161,13 +161,13 @@ pub enum Rule {
     ForkWithinAChange,
     /// A call on a plain set waits for the end of its takeover.
     OutlastTake,
-    /// A takeover claims the set, then looks whether it has members and is copied.
-    ClaimThenLook,
-    /// A thread that makes a set notes its generation, then looks whether a fork is under way.
-    NoteThenLook,
+    /// A takeover claims the set, then checks whether it has members and is copied.
+    ClaimThenCheck,
+    /// A thread that makes a set notes its generation, then checks whether a fork is under way.
+    NoteThenCheck,
     /// Of two generations in which sets are made the newer one stays noted.
     NoteTheNewest,
-    /// A thread that makes a set active is counted before it looks for threads that wait in the kernel set.
+    /// A thread that makes a set active is counted before it checks for threads that wait in the kernel set.
     CountActivations,
 }
 

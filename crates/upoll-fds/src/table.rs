@@ -14,12 +14,12 @@ use upoll::internal::own_fds;
 use crate::change;
 use crate::counts;
 pub use crate::counts::has_any;
-use crate::hazard::{self, Mark};
+use crate::hazard_records::{self, BlockedOn};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
-use crate::signals::{HeldBack, Section};
-use crate::slot::in_use::{self, Changing};
+use crate::signals::{Blocked, Section};
+use crate::slot::hazard::{self, Changing};
 use crate::slot::{self, Entry, Slot};
 use upoll_sys::backoff::Backoff;
 
@@ -103,14 +103,14 @@ pub(crate) fn get_to_watch(fd: RawFd) -> Result<Option<Object>, Errno> {
     with(fd, prepare).transpose()
 }
 
-/// The objects that a call uses, until this is dropped. The call must not block, as in [`with`].
-pub(crate) struct InUse(in_use::InUse);
+/// Hazard pointers to the objects that a call uses, until this is dropped. The call must not block, as in [`with`].
+pub(crate) struct Hazard(hazard::Hazard);
 
-impl InUse {
+impl Hazard {
     /// Uses the object that `fd` stands for. Returns `None` if the fd is the kernel's, or not open.
     #[inline(always)]
     pub(crate) fn begin(fd: RawFd) -> Option<Self> {
-        in_use::InUse::begin(slot(fd)?).map(InUse)
+        hazard::Hazard::begin(slot(fd)?).map(Hazard)
     }
 
     #[inline(always)]
@@ -137,24 +137,24 @@ pub(crate) fn outlast_change(fd: RawFd) {
     }
 }
 
-/// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
-/// object. Returns `None` if there is no mark, or the fd is not user-level.
+/// Runs `call`, which may block, while this thread's record has what `blocked_on` returns for the object.
+/// Returns `None` if that is `None`, or the fd is not user-level.
 #[inline]
-pub(crate) fn while_marked<R>(
+pub(crate) fn while_blocked_on<R>(
     fd: RawFd,
-    mark_of: impl Fn(&Object) -> Option<Mark>,
+    blocked_on: impl Fn(&Object) -> Option<BlockedOn>,
     call: impl FnOnce() -> R,
 ) -> Option<R> {
-    slot(fd)?.while_marked(mark_of, call)
+    slot(fd)?.while_blocked_on(blocked_on, call)
 }
 
 /// Objects that a call uses at the same time, until this is dropped. The call must not block, as in
 /// [`with`].
-pub(crate) struct Several(in_use::Several);
+pub(crate) struct Several(hazard::Several);
 
 impl Several {
     pub(crate) const fn new() -> Self {
-        Several(in_use::Several::new())
+        Several(hazard::Several::new())
     }
 
     /// Also uses the object of `fd`. Returns `None` if the fd is the kernel's, not open, or being
@@ -176,18 +176,16 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.is_empty())
 }
 
-/// Returns whether calls on the fd concern the library: it stands for a user-level object, or is an own fd,
-/// which the program cannot use.
-#[doc(hidden)]
+/// Returns whether the fd is user-level, or an own fd, which the program cannot use. Calls on any other fd are the
+/// kernel's.
 #[inline]
-pub fn is_ours(fd: RawFd) -> bool {
+pub fn is_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::is_own(fd)
 }
 
-/// Returns whether [`is_ours`] may be true of an fd. This is a few loads, without a call.
-#[doc(hidden)]
+/// Returns whether [`is_user_level_or_own`] may be true of an fd. This is a few loads, without a call.
 #[inline]
-pub fn may_be_ours(fd: RawFd) -> bool {
+pub fn may_be_user_level_or_own(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::may_be_own(fd)
 }
 
@@ -206,9 +204,8 @@ pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
-/// Returns whether calls on the fd are served in user space. Calls on a set without user-level members are
-/// the kernel's.
-pub fn is_served_here(fd: RawFd) -> bool {
+/// Returns whether the fd is user-level, and stands for no passive set: calls on such a set are the kernel's.
+pub fn is_active_user_level(fd: RawFd) -> bool {
     let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
     with(fd, |object| !is_passive(object)).unwrap_or(false)
 }
@@ -276,11 +273,11 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         return copy();
     };
     let _section = Section::begin();
-    // A kernel fd is marked, too, and the child of a fork would not know it for one.
+    // The slot of a kernel fd is tagged, too, and the child of a fork would not know it for one.
     let _change = change::Change::begin();
     let mut backoff = Backoff::new();
     loop {
-        let held_back = HeldBack::begin();
+        let blocked = Blocked::all();
         let copied = slot.kept(|object| match object {
             // First, because the copy must not be made without it.
             Some(object) => {
@@ -292,7 +289,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         if let Some(copied) = copied {
             return copied;
         }
-        drop(held_back);
+        drop(blocked);
         counts::wait_to_copy();
         backoff.wait();
     }
@@ -308,7 +305,7 @@ pub(crate) fn replace(
     if !has_any() {
         return copy();
     }
-    hazard::prepare();
+    hazard_records::prepare();
     let Some(slot) = slot_to_fill(new) else {
         return copy();
     };
@@ -331,7 +328,7 @@ pub(crate) fn replace(
 }
 
 /// Opens another fd for a kernel socket whose last close may block. The caller closes it once the fd
-/// can be looked up again and signals, which end a blocked close, are no longer held back.
+/// can be looked up again and signals, which end a blocked close, are no longer blocked.
 fn second_fd_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     let mut linger = libc::linger {
         l_onoff: 0,
@@ -364,7 +361,7 @@ fn second_fd_if_it_lingers(fd: RawFd) -> Option<RawFd> {
 pub(crate) fn leave_if_stale(fd: RawFd) {
     let Some(slot) = slot(fd) else { return };
     let _section = Section::begin();
-    let _held_back = HeldBack::begin();
+    let _blocked = Blocked::all();
     if let Some(held) = slot.hold(Object::is_stale) {
         slot.end_demotion(held);
     }
@@ -373,11 +370,11 @@ pub(crate) fn leave_if_stale(fd: RawFd) {
 /// Makes the fds whose objects are meant stand for nothing, if `take` returns true for the fd and its object. Fds in
 /// use or in the midst of a change are left alone, and all others if there is no memory for the list.
 ///
-/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
+/// Signals must be blocked: a handler that looks such an fd up would wait for the interrupted code.
 pub(crate) fn empty_unused(
     is_meant: impl Fn(&Object) -> bool,
     take: impl Fn(RawFd, &Object) -> bool,
-    _held_back: &HeldBack,
+    _blocked: &Blocked,
 ) {
     let mut held = Vec::new();
     // Part by part, so that the list is small and entries are in the processor's cache when they are looked at again.

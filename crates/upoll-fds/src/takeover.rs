@@ -14,7 +14,6 @@ use crate::{fork, install, plain_sets, table};
 /// Records a plain set that the kernel has just made, for which [`plain_sets::begin_to_make`] returned `generation`.
 ///
 /// Without memory to watch forks the set stays the kernel's.
-#[doc(hidden)]
 pub fn note(epfd: RawFd, generation: usize) {
     let is_watched = generation != plain_sets::NO_GENERATION && fork::watch().is_ok();
     let generation = match is_watched {
@@ -25,7 +24,6 @@ pub fn note(epfd: RawFd, generation: usize) {
 }
 
 /// Makes a plain set user-level, if that is possible. Otherwise it is the kernel's from now on.
-#[doc(hidden)]
 pub fn take_over(epfd: RawFd) {
     plain_sets::take_over(epfd, |fds, has_members| {
         for (fd, entry) in entries(epfd, fds, has_members).into_iter().flatten() {

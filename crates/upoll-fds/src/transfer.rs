@@ -107,7 +107,7 @@ pub(crate) fn pipe(
         (None, None) => return Ok(()),
     };
     if pages.peek().is_none() {
-        // A pipe smaller than ours is not noticed: nobody reads, or nobody writes.
+        // A pipe smaller than the user-level one is not noticed: nobody reads, or nobody writes.
         return resize(end, capacity).or(Ok(()));
     }
     let mut pair = [-1; 2];
@@ -121,7 +121,7 @@ pub(crate) fn pipe(
     replace(fds, if is_read { &reader } else { &writer })
 }
 
-/// Makes the kernel's pipe as large as ours.
+/// Makes the kernel's pipe as large as the user-level one.
 fn resize(fd: RawFd, capacity: usize) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     let now = unsafe { call!(SYS_fcntl, fd, libc::F_GETPIPE_SZ) }?;

@@ -21,7 +21,7 @@ pub(crate) fn now() -> Duration {
 }
 
 /// Calls `sleep` repeatedly until it finds something or the wall clock has advanced by `limit`. The
-/// arguments of `sleep` are the longest time to wait, and the signals to hold back.
+/// arguments of `sleep` are the longest time to wait, and the signals to block.
 ///
 /// A signal handler runs during a sleep and ends it. It never runs unnoticed between two sleeps.
 pub(crate) fn wait(
@@ -30,10 +30,10 @@ pub(crate) fn wait(
     sleep: impl Fn(Duration, u64) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     let end = now().saturating_add(limit);
-    let held = Blocked::sent();
+    let blocked = Blocked::sent();
     loop {
         let rest = end.saturating_sub(now());
-        let found = sleep(rest.min(GLANCE), mask.unwrap_or(held.before()))?;
+        let found = sleep(rest.min(GLANCE), mask.unwrap_or(blocked.before()))?;
         if found > 0 || rest.is_zero() {
             return Ok(found);
         }

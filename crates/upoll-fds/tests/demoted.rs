@@ -17,11 +17,11 @@ const TRIES: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     TheKernels,
-    Ours,
-    HandedOver,
+    UserLevel,
+    Demoted,
 }
 
-const ALL: [Whose; 3] = [Whose::TheKernels, Whose::Ours, Whose::HandedOver];
+const ALL: [Whose; 3] = [Whose::TheKernels, Whose::UserLevel, Whose::Demoted];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -77,7 +77,7 @@ impl Stream {
     }
 
     fn demote(&self, end: usize) {
-        if self.whose == Whose::HandedOver {
+        if self.whose == Whose::Demoted {
             upoll_fds::demote(self.fds[end]).unwrap();
             assert!(self.fds.iter().all(|&fd| !upoll_fds::is_user_level(fd)));
         }
@@ -331,7 +331,7 @@ enum Wait {
     Read,
     Poll,
     Select,
-    /// In a set of ours that watches it by its level.
+    /// In a user-level set that watches it by its level.
     Level,
     /// The same, by its edges.
     Edge,
@@ -501,7 +501,7 @@ fn an_interest_that_has_fired_stays_disabled() {
         assert_eq!(Way::Plain.write(stream.fds[1], &[1]), Ok(1));
         assert_eq!(look(set), [], "{kind:?} {whose:?}");
         stream.close(1);
-        if whose != Whose::HandedOver {
+        if whose != Whose::Demoted {
             assert_eq!(look(set), [], "{kind:?} {whose:?}");
         }
         upoll_fds::close(set).unwrap();
@@ -519,7 +519,7 @@ fn what_a_closed_end_has_left_is_read_to_the_end() {
             let mut first = [0; 100];
             assert_eq!(way.read(stream.fds[0], &mut first, 0), Ok(100));
             stream.close(1);
-            if whose == Whose::HandedOver {
+            if whose == Whose::Demoted {
                 upoll_fds::demote(stream.fds[0]).unwrap();
             }
             assert!(

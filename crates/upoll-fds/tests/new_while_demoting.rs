@@ -57,10 +57,10 @@ std::thread_local! {
 }
 
 /// Demotes everything in the midst of a call that allocates.
-struct HandsOver;
+struct Demotes;
 
 // SAFETY: it is the system's.
-unsafe impl GlobalAlloc for HandsOver {
+unsafe impl GlobalAlloc for Demotes {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let until = UNTIL.get();
         if until > 0 {
@@ -80,7 +80,7 @@ unsafe impl GlobalAlloc for HandsOver {
 }
 
 #[global_allocator]
-static ALLOCATOR: HandsOver = HandsOver;
+static ALLOCATOR: Demotes = Demotes;
 
 /// One test must not demote what another one has.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use upoll::{Errno, Event, Events};
 
-/// The number of fds at a time. Each stands for one of the kernel's and one of ours.
+/// The number of fds at a time. Each stands for one of the kernel's and a user-level one.
 const PLACES: usize = 6;
 
 #[derive(Clone, Debug)]

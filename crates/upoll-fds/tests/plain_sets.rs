@@ -1,7 +1,7 @@
 //! The record of a kernel set of the program, when the program closes an fd that it is copying.
 
-use upoll_fds::plain_sets::{begin_copy, begin_to_make, close, end_copy, is_plain};
-use upoll_fds::takeover::note;
+use upoll_fds::internal::plain_sets::{begin_copy, begin_to_make, close, end_copy, is_plain};
+use upoll_fds::internal::takeover::note;
 
 fn make_set() -> i32 {
     let generation = begin_to_make();

@@ -154,7 +154,7 @@ fn take_record() -> Option<&'static Record> {
     let record = records().find(is_free).or_else(|| new_record(me))?;
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
-    // The thread has the record, now look: a thread that has cancelled this one before that did not find it.
+    // The thread has the record, and now checks: a thread that has cancelled this one before that did not find it.
     if IS_USED.load(Ordering::SeqCst) {
         record.may_be_cancelled.store(true, Ordering::Relaxed);
     }
@@ -342,7 +342,7 @@ pub(crate) fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T 
         loop {
             let call = before.wrapping_add(ONE_CALL) | UNDER_WAY;
             record.calls.store(call, Ordering::SeqCst);
-            // The call is under way, now look: a thread that has cancelled this one before that does not
+            // The call is under way, and the thread checks now: a thread that has cancelled this one before that does not
             // interrupt the call.
             let asked = &record.may_be_cancelled;
             if !(asked.load(Ordering::SeqCst) && asked.swap(false, Ordering::SeqCst)) {
@@ -447,10 +447,10 @@ const MOMENT: c_long = 50_000;
 fn interrupt(thread: pid_t) {
     let of_thread = |record: &&Record| record.owner.load(Ordering::SeqCst) == thread;
     let Some(record) = records().find(of_thread) else {
-        // It looks when it has one.
+        // It checks when it has one.
         return;
     };
-    // Said, now look for a call: one that begins later asks the C library first.
+    // The call is checked for after this store: one that begins later asks the C library first.
     record.may_be_cancelled.store(true, Ordering::SeqCst);
     let call = record.calls.load(Ordering::SeqCst);
     if call & UNDER_WAY == 0 || thread == thread_id() {

@@ -7,19 +7,19 @@ use libc::{
     timespec, timeval,
 };
 use upoll::Event;
-use upoll_fds::errno::give;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::errno::give;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::{
     cancellable_before, deferred, interruptible, is_any_asynchronous, with_deferred,
 };
 use crate::next::{Next, call_at, listed, name_of, pass_on};
-use crate::stats::{self, Call, is_ours};
+use crate::stats::{self, Call, is_user_level_or_counted};
 use crate::{demoting_calls, files, kernel, polls, sets, sockets};
 
 macro_rules! cancellation_points {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty
-        = $call:path, if $is_ours:expr;)*) => { $(
+        = $call:path, if $is_user_level:expr;)*) => { $(
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
@@ -33,7 +33,7 @@ macro_rules! cancellation_points {
             unsafe fn body($($argument: $kind),*) -> $result {
                 #[allow(unused_unsafe, reason = "some of them read what pointers lead to")]
                 // SAFETY: the caller's contract.
-                if !unsafe { $is_ours } {
+                if !unsafe { $is_user_level } {
                     pass_on!($symbol, fn($($kind),*) -> $result, ($($argument),*));
                 }
                 // SAFETY: the caller's contract.
@@ -64,7 +64,7 @@ macro_rules! closes {
             #[inline(always)]
             fn body(fd: c_int) -> c_int {
                 plain_sets::close(fd);
-                if !is_ours(Call::Close, fd) {
+                if !is_user_level_or_counted(Call::Close, fd) {
                     pass_on!($symbol, fn(c_int) -> c_int, (fd));
                 }
                 cancellable_before(|| files::close(fd))
@@ -88,7 +88,7 @@ macro_rules! controls {
             #[inline(always)]
             unsafe fn body(fd: c_int, command: c_int, argument: usize) -> c_int {
                 let copy = files::begin_copy_by(fd, command);
-                if !is_ours(Call::Control, fd) {
+                if !is_user_level_or_counted(Call::Control, fd) {
                     return files::copied(copy, || {
                         pass_on!(
                             $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
@@ -129,7 +129,7 @@ macro_rules! set_waits {
             #[inline(never)]
             unsafe fn wait($epfd: c_int, $($argument: $kind),*) -> c_int {
                 let begun = plain_sets::begin_wait($epfd);
-                if begun.is_none() && is_ours(Call::EpollWait, $epfd) {
+                if begun.is_none() && is_user_level_or_counted(Call::EpollWait, $epfd) {
                     // SAFETY: the caller's contract.
                     return interruptible(|| unsafe { $call($epfd, $($argument),*) });
                 }
@@ -186,116 +186,116 @@ set_waits! {
 cancellation_points! {
     "send" send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::send,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "__send" __send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::send,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "sendto" sendto(
         fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
         size: socklen_t
     ) -> ssize_t = sockets::sendto,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "sendmsg" sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
         = sockets::sendmsg,
-        if sockets::sends_ours(fd, message);
+        if sockets::sends_user_level(fd, message);
     "sendmmsg" sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int
         = sockets::sendmmsg,
-        if sockets::sends_ours_among(fd, messages, count);
+        if sockets::sends_user_level_among(fd, messages, count);
     "recv" recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::recv,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "__recv_chk" __recv_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int
     ) -> ssize_t = sockets::recv_chk,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "recvfrom" recvfrom(
         fd: c_int, buffer: *mut u8, count: size_t, flags: c_int, from: *mut sockaddr,
         size: *mut socklen_t
     ) -> ssize_t = sockets::recvfrom,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "__recvfrom_chk" __recvfrom_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int,
         from: *mut sockaddr, size: *mut socklen_t
     ) -> ssize_t = sockets::recvfrom_chk,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "recvmsg" recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
         = sockets::recvmsg,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "recvmmsg" recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec
     ) -> c_int = sockets::recvmmsg,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "splice" splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint
     ) -> ssize_t = demoting_calls::splice,
-        if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
+        if internal::is_user_level_or_own(from) || internal::is_user_level_or_own(to);
     "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = demoting_calls::tee,
-        if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
+        if internal::is_user_level_or_own(from) || internal::is_user_level_or_own(to);
     "vmsplice" vmsplice(fd: c_int, list: *const iovec, count: size_t, flags: c_uint) -> ssize_t
         = demoting_calls::vmsplice,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
-        if is_ours(Call::Read, fd);
+        if is_user_level_or_counted(Call::Read, fd);
     "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
-        if is_ours(Call::Read, fd);
+        if is_user_level_or_counted(Call::Read, fd);
     "write" write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write,
-        if is_ours(Call::Write, fd);
+        if is_user_level_or_counted(Call::Write, fd);
     "__write" __write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write,
-        if is_ours(Call::Write, fd);
+        if is_user_level_or_counted(Call::Write, fd);
     "readv" readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::readv,
-        if is_ours(Call::Read, fd);
+        if is_user_level_or_counted(Call::Read, fd);
     "writev" writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::writev,
-        if is_ours(Call::Write, fd);
+        if is_user_level_or_counted(Call::Write, fd);
     "preadv2" preadv2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
         -> ssize_t = demoting_calls::preadv2,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "preadv64v2" preadv64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
     ) -> ssize_t = demoting_calls::preadv2,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "pwritev2" pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
         -> ssize_t = demoting_calls::pwritev2,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "pwritev64v2" pwritev64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
     ) -> ssize_t = demoting_calls::pwritev2,
-        if upoll_fds::is_ours(fd);
+        if internal::is_user_level_or_own(fd);
     "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
-        if polls::names_ours(fds, count);
+        if polls::names_user_level(fds, count);
     "__poll" __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
-        if polls::names_ours(fds, count);
+        if polls::names_user_level(fds, count);
     "__poll_chk" __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int
         = polls::poll_chk,
-        if polls::names_ours(fds, count);
+        if polls::names_user_level(fds, count);
     "ppoll" ppoll(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int = polls::ppoll,
-        if polls::names_ours(fds, count);
+        if polls::names_user_level(fds, count);
     "__ppoll_chk" __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
         room: size_t
     ) -> c_int = polls::ppoll_chk,
-        if polls::names_ours(fds, count);
+        if polls::names_user_level(fds, count);
     "select" select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval
     ) -> c_int = polls::select,
-        if polls::selects_ours(n, [read, write, except]);
+        if polls::selects_user_level(n, [read, write, except]);
     "__select" __select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval
     ) -> c_int = polls::select,
-        if polls::selects_ours(n, [read, write, except]);
+        if polls::selects_user_level(n, [read, write, except]);
     "pselect" pselect(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t
     ) -> c_int = polls::pselect,
-        if polls::selects_ours(n, [read, write, except]);
+        if polls::selects_user_level(n, [read, write, except]);
     "eventfd_read" eventfd_read(fd: c_int, value: *mut u64) -> c_int = sets::eventfd_read,
-        if is_ours(Call::Read, fd);
+        if is_user_level_or_counted(Call::Read, fd);
     "eventfd_write" eventfd_write(fd: c_int, value: u64) -> c_int = sets::eventfd_write,
-        if is_ours(Call::Write, fd);
+        if is_user_level_or_counted(Call::Write, fd);
     "__read_chk" __read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t
         = files::read_chk,
-        if is_ours(Call::Read, fd);
+        if is_user_level_or_counted(Call::Read, fd);
 }

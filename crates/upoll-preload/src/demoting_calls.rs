@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use libc::{iovec, size_t, ssize_t};
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::errno::{give, give_size, set_errno};
-use upoll_fds::plain_sets;
+use upoll_fds::internal::errno::{give, give_size, set_errno};
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::deferred;
 use crate::files::demote;
@@ -33,11 +33,11 @@ asynchronous! {
 }
 
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 unsafe fn demote_request(request: *const libc::aiocb) {
     let place = request.wrapping_byte_add(std::mem::offset_of!(libc::aiocb, aio_fildes));
     // SAFETY: the caller's contract.
-    if let Ok(fd) = unsafe { upoll_fds::read_memory(place.cast::<c_int>()) } {
+    if let Ok(fd) = unsafe { internal::read_memory(place.cast::<c_int>()) } {
         demote(fd);
     }
 }
@@ -45,7 +45,7 @@ unsafe fn demote_request(request: *const libc::aiocb) {
 /// Demotes what the requests of `io_submit(2)` name: the file, and the eventfd that is signalled.
 ///
 /// # Safety
-/// As [`upoll_fds::read_memory`], for the list and for each request.
+/// As [`internal::read_memory`], for the list and for each request.
 pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
     const FILE: usize = 20;
     const FLAGS: usize = 56;
@@ -56,12 +56,11 @@ pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
     }
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.
-        let Ok(request) = (unsafe { upoll_fds::read_memory(list.wrapping_add(at)) }) else {
+        let Ok(request) = (unsafe { internal::read_memory(list.wrapping_add(at)) }) else {
             return;
         };
         // SAFETY: as above.
-        let field =
-            |at| unsafe { upoll_fds::read_memory(request.wrapping_add(at).cast::<c_int>()) };
+        let field = |at| unsafe { internal::read_memory(request.wrapping_add(at).cast::<c_int>()) };
         // The kernel fails with `EFAULT` for a request that cannot be read.
         let (Ok(file), Ok(flags), Ok(eventfd)) = (field(FILE), field(FLAGS), field(EVENTFD)) else {
             return;
@@ -110,7 +109,7 @@ macro_rules! asynchronous_lists {
             for at in 0..usize::try_from(count).unwrap_or(0) {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    if let Ok(request) = upoll_fds::read_memory(list.wrapping_add(at)) {
+                    if let Ok(request) = internal::read_memory(list.wrapping_add(at)) {
                         demote_request(request);
                     }
                 }

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{iovec, size_t, ssize_t};
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::{deferred, exported};
 use crate::next::{Next, call_at, listed, pass_on};
 use crate::settings;
-use crate::stats::{self, Call, is_ours};
+use crate::stats::{self, Call, is_user_level_or_counted};
 use crate::streams;
 use crate::{handlers, kernel};
-use upoll_fds::errno::{give, give_size};
+use upoll_fds::internal::errno::{give, give_size};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -166,7 +166,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
 /// # Safety
 /// As `pipe2`.
 unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
-    let made = handlers::make_here(
+    let made = handlers::make_user_level(
         || settings::is_user_level(Call::Pipe),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::pipe2(fds, flags) },
@@ -177,7 +177,7 @@ unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         }
     }
     Some(give(made))
@@ -186,7 +186,7 @@ unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
 #[inline(always)]
 fn dup_body(fd: c_int) -> c_int {
     let copy = plain_sets::begin_copy(fd);
-    if copy.is_none() && !is_ours(Call::Dup, fd) {
+    if copy.is_none() && !is_user_level_or_counted(Call::Dup, fd) {
         pass_on!("dup", fn(c_int) -> c_int, (fd));
     }
     dup_set_or_object(fd, copy)
@@ -195,7 +195,7 @@ fn dup_body(fd: c_int) -> c_int {
 /// Copies a plain set, or an fd that is not for the kernel alone.
 #[inline(never)]
 fn dup_set_or_object(fd: c_int, copy: Option<usize>) -> c_int {
-    if copy.is_some() && !is_ours(Call::Dup, fd) {
+    if copy.is_some() && !is_user_level_or_counted(Call::Dup, fd) {
         return copied(copy, || give(kernel::call!(SYS_dup, fd)));
     }
     stats::count(Call::Dup, fd);
@@ -222,11 +222,11 @@ pub(crate) fn duplicate_to(
     plain_sets::forget(fd);
     plain_sets::forget(new);
     let _held = own_fds::hold_fds(new);
-    (!is_either_ours(fd, new)).then(by_the_kernel)
+    (!is_either_user_level(fd, new)).then(by_the_kernel)
 }
 
-fn is_either_ours(fd: c_int, new: c_int) -> bool {
-    upoll_fds::is_ours(new) || is_ours(Call::Dup, fd)
+fn is_either_user_level(fd: c_int, new: c_int) -> bool {
+    internal::is_user_level_or_own(new) || is_user_level_or_counted(Call::Dup, fd)
 }
 
 /// Begins a copy to the fd `new`. A plain set that has that fd is left to the kernel: it may keep it.
@@ -254,7 +254,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
 
     // If the library knows neither fd, there is nothing to do but this.
     let next = NEXT.known();
-    let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd);
+    let is_known = |fd| plain_sets::has_record(fd) || internal::may_be_user_level_or_own(fd);
     let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);
     if is_unknown && !next.is_null() && !stats::is_on() {
         return call_at!(next, fn(c_int, c_int) -> c_int, (fd, new));
@@ -266,7 +266,7 @@ fn dup2_body(fd: c_int, new: c_int) -> c_int {
 fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_fds(new);
-    if !is_either_ours(fd, new) {
+    if !is_either_user_level(fd, new) {
         return copied(copy, || {
             pass_on!(by next, fn(c_int, c_int) -> c_int, (fd, new));
             give(kernel::call!(SYS_dup3, fd, new, 0))
@@ -283,7 +283,7 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
 fn dup3_body(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_fds(new);
-    if !is_either_ours(fd, new) {
+    if !is_either_user_level(fd, new) {
         return copied(copy, || {
             pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
             give(kernel::call!(SYS_dup3, fd, new, flags))
@@ -372,7 +372,7 @@ unsafe fn ioctl_body(fd: c_int, request: c_ulong, argument: usize) -> c_int {
             return give(allowed.map(|()| 0));
         }
     }
-    if !is_ours(Call::Control, fd) {
+    if !is_user_level_or_counted(Call::Control, fd) {
         pass_on!(
             "ioctl",
             fn(c_int, c_ulong, usize) -> c_int,
@@ -412,7 +412,7 @@ pub(crate) fn adds_an_fd(request: u32) -> bool {
 /// `EBADF`: it names an fd of the library's own.
 ///
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
     /// `struct seccomp_notif_addfd`, up to the fd.
     #[repr(C)]
@@ -424,7 +424,7 @@ unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
     }
     let place = std::ptr::with_exposed_provenance::<Added>(argument);
     // SAFETY: the caller's contract. The kernel refuses an address that cannot be read.
-    if let Ok(added) = unsafe { upoll_fds::read_memory(place) } {
+    if let Ok(added) = unsafe { internal::read_memory(place) } {
         if own_fds::is_own(added.fd) {
             return Err(Errno::BADF);
         }

@@ -1,4 +1,4 @@
-//! The program's signal handlers: called by one of this library's, which puts them off while their
+//! The program's signal handlers: called by one of this library's, which delays them while their
 //! thread is in the midst of a call on an object (see `upoll_fds`' module `signals`).
 //!
 //! Locks that detect recursion would not help: the state under such a lock is half changed when the
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t};
 use upoll::Errno;
+use upoll_fds::internal;
 use upoll_sys::backoff::Backoff;
 use upoll_sys::futex;
 use upoll_sys::signals::{self, Blocked};
@@ -22,7 +23,7 @@ use upoll_sys::signals::{self, Blocked};
 use crate::cancel::exported;
 use crate::next::next;
 use crate::{kernel, settings};
-use upoll_fds::errno::{MASK_SIZE, give, set_errno};
+use upoll_fds::internal::errno::{MASK_SIZE, give, set_errno};
 
 /// The program's handler of each signal, with the three bits below, which no address has. A handler is in
 /// force while the kernel's action for the signal is [`call_handler`].
@@ -87,14 +88,17 @@ pub(crate) fn begin_to_wrap() {
 ///
 /// Handlers are delayed meanwhile: a handler that waited for the end of all such calls could wait for its own
 /// thread.
-pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn make_user_level<R>(
+    is_wanted: impl Fn() -> bool,
+    make: impl FnOnce() -> R,
+) -> Option<R> {
     // First, because a child in its parent's memory might be killed between the two changes of the
     // count.
     if !is_wanted() {
         return None;
     }
     begin_to_wrap();
-    let _section = upoll_fds::Section::begin();
+    let _section = internal::Section::begin();
     settings::while_making(is_wanted, make)
 }
 
@@ -193,7 +197,7 @@ fn passed(flags: usize) -> usize {
 
 pub(crate) fn prepare() {
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it handlers that
-    // the child of a fork sets are not put off, if its parent has had such a child.
+    // the child of a fork sets are not delayed, if its parent has had such a child.
     unsafe { libc::pthread_atfork(None, None, Some(own_again)) };
 }
 
@@ -235,7 +239,7 @@ unsafe extern "C-unwind" fn call_handler(
 ) {
     // SAFETY: the arguments come from the kernel. If the call is delayed, this function returns at
     // once.
-    if unsafe { upoll_fds::put_off(signal, info, context.cast()) } {
+    if unsafe { internal::delay(signal, info, context.cast()) } {
         return;
     }
     let handler = &HANDLERS[signal.unsigned_abs() as usize % (SIGNALS + 1)];
@@ -447,7 +451,7 @@ pub(crate) unsafe fn raw_sigaction(
     let wanted = match new.is_null() {
         true => Ok(None),
         // SAFETY: the caller's contract.
-        false => unsafe { upoll_fds::read_memory(new) }.map(Some),
+        false => unsafe { internal::read_memory(new) }.map(Some),
     };
     let done = wanted.and_then(|wanted| {
         let mut found = kernel::Action::default();
@@ -467,7 +471,7 @@ pub(crate) unsafe fn raw_sigaction(
         match old.is_null() {
             true => Ok(()),
             // SAFETY: the caller's contract.
-            false => unsafe { upoll_fds::write_memory(old, found) },
+            false => unsafe { internal::write_memory(old, found) },
         }
     });
     give(done)

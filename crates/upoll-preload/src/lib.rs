@@ -4,7 +4,7 @@
 //! Calls on user-level objects are served by [`upoll_fds`], with the C library's conventions: -1 and
 //! `errno`. All others are passed on, before anything else, to the C library's own functions of the same
 //! names; by `syscall(2)`, to the kernel with the same number and arguments. That holds for sets as well until their
-//! first user-level member ([`upoll_fds::plain_sets`]).
+//! first user-level member ([`upoll_fds::internal::plain_sets`]).
 //!
 //! # Calls that it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named

@@ -4,10 +4,11 @@
 use std::ffi::{c_int, c_void};
 
 use libc::pid_t;
+use upoll_fds::internal;
 
 use crate::kernel;
 use crate::next::pass_on;
-use upoll_fds::errno::give;
+use upoll_fds::internal::errno::give;
 
 /// Defines functions that pass their arguments on, then have the limit read again. If the C library has no
 /// such function, they make the system call.
@@ -21,7 +22,7 @@ macro_rules! changes {
                 give(kernel::call!($call, $($given),*).map(drop))
             };
             let result = change();
-            upoll_fds::open_limit_changed();
+            internal::open_limit_changed();
             result
         }
     )* };

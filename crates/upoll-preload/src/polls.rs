@@ -3,11 +3,12 @@
 use std::ffi::{c_int, c_long};
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use upoll_fds::{UserSets, plain_sets};
+use upoll_fds::UserSets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::files::chk_fail;
 use crate::stats::{self, Call};
-use upoll_fds::errno::{MASK_SIZE, give};
+use upoll_fds::internal::errno::{MASK_SIZE, give};
 
 fn length(count: nfds_t) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
@@ -20,48 +21,48 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
     }
     let mut list = (0..count.min(1024)).map_while(|at| {
         // SAFETY: the caller's contract.
-        unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok()
+        unsafe { internal::read_memory(fds.wrapping_add(at)) }.ok()
     });
-    let is_ours = list.any(|entry| upoll_fds::is_served_here(entry.fd));
-    stats::count_as(Call::Poll, is_ours);
+    let is_user_level = list.any(|entry| internal::is_active_user_level(entry.fd));
+    stats::count_as(Call::Poll, is_user_level);
 }
 
 /// Returns whether one of the entries stands for a user-level object. If not, the call is passed on. So is a
 /// call with entries that cannot be read: the kernel returns the error.
 ///
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 #[inline]
-pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
+pub(crate) unsafe fn names_user_level(fds: *const pollfd, count: nfds_t) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
-    if !is_ours {
+    let is_user_level = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
+    if !is_user_level {
         stats::count_as(Call::Poll, false);
     }
-    is_ours
+    is_user_level
 }
 
 /// Returns whether the fd that is polled stands for a user-level object. A plain set is left to the kernel.
 #[inline(never)]
-fn is_polled_here(fd: c_int) -> bool {
+fn is_polled_at_user_level(fd: c_int) -> bool {
     plain_sets::forget(fd);
-    upoll_fds::is_ours(fd)
+    internal::is_user_level_or_own(fd)
 }
 
-/// Returns whether [`is_polled_here`] may be true, or has a set to leave.
+/// Returns whether [`is_polled_at_user_level`] may be true, or has a set to leave.
 #[inline]
-fn may_be_polled_here(fd: c_int) -> bool {
-    plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd)
+fn may_be_polled_at_user_level(fd: c_int) -> bool {
+    plain_sets::has_record(fd) || internal::may_be_user_level_or_own(fd)
 }
 
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 #[inline]
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
-    let count = upoll_fds::number_of_entries(length(count));
+    let count = internal::number_of_entries(length(count));
     // SAFETY: the caller's contract, on a page that the kernel has confirmed.
-    let is_candidate = |at| may_be_polled_here(unsafe { fd_at(fds, at) });
-    if upoll_fds::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
+    let is_candidate = |at| may_be_polled_at_user_level(unsafe { fd_at(fds, at) });
+    if internal::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
         return false;
     }
     // SAFETY: the caller's contract.
@@ -69,23 +70,23 @@ unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
 }
 
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 #[cold]
 #[inline(never)]
 unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
     let mut is_any = false;
-    for at in 0..upoll_fds::count_readable(fds, count) {
+    for at in 0..internal::count_readable(fds, count) {
         // SAFETY: the kernel has confirmed the pages, and the rest is the caller's contract.
         let fd = unsafe { fd_at(fds, at) };
-        if may_be_polled_here(fd) {
-            is_any |= is_polled_here(fd);
+        if may_be_polled_at_user_level(fd) {
+            is_any |= is_polled_at_user_level(fd);
         }
     }
     is_any
 }
 
 /// # Safety
-/// The kernel has confirmed the page of the entry, and the rest is as for [`upoll_fds::read_memory`].
+/// The kernel has confirmed the page of the entry, and the rest is as for [`internal::read_memory`].
 #[inline]
 unsafe fn fd_at(fds: *const pollfd, at: usize) -> c_int {
     // SAFETY: the caller's contract.
@@ -95,27 +96,27 @@ unsafe fn fd_at(fds: *const pollfd, at: usize) -> c_int {
 /// The same for the fds below `n` in three sets, each of which may be null.
 ///
 /// # Safety
-/// As [`upoll_fds::read_memory`].
-pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
+/// As [`internal::read_memory`].
+pub(crate) unsafe fn selects_user_level(n: c_int, sets: UserSets) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = plain_sets::may_name_any() && unsafe { any_selected(n, sets) };
-    if !is_ours {
+    let is_user_level = plain_sets::may_name_any() && unsafe { any_selected(n, sets) };
+    if !is_user_level {
         stats::count_as(Call::Select, false);
     }
-    is_ours
+    is_user_level
 }
 
 /// # Safety
-/// As [`upoll_fds::read_memory`].
+/// As [`internal::read_memory`].
 unsafe fn any_selected(n: c_int, sets: UserSets) -> bool {
     let mut sets = sets.map(<*mut fd_set>::cast::<u64>);
-    let end = upoll_fds::number_of_selected(usize::try_from(n).unwrap_or(0));
+    let end = internal::number_of_selected(usize::try_from(n).unwrap_or(0));
     let mut is_any = false;
     for first in (0..end).step_by(64) {
         let mut asked = 0;
         for set in sets.iter_mut().filter(|set| !set.is_null()) {
             // SAFETY: the caller's contract.
-            match unsafe { upoll_fds::read_memory(set.wrapping_add(first / 64)) } {
+            match unsafe { internal::read_memory(set.wrapping_add(first / 64)) } {
                 Ok(word) => asked |= word,
                 // The call fails with `EFAULT`.
                 Err(_) => *set = std::ptr::null_mut(),
@@ -124,7 +125,7 @@ unsafe fn any_selected(n: c_int, sets: UserSets) -> bool {
         while asked != 0 {
             let fd = first + asked.trailing_zeros() as usize;
             asked &= asked - 1;
-            is_any |= fd < end && c_int::try_from(fd).is_ok_and(is_polled_here);
+            is_any |= fd < end && c_int::try_from(fd).is_ok_and(is_polled_at_user_level);
         }
     }
     is_any
@@ -223,7 +224,7 @@ unsafe fn write_rest(
         return;
     }
     // SAFETY: the caller's contract.
-    let Ok(mut rest) = (unsafe { upoll_fds::read_memory(timeout) }) else {
+    let Ok(mut rest) = (unsafe { internal::read_memory(timeout) }) else {
         return;
     };
     if rest.tv_sec == 0 && rest.tv_nsec == 0 {
@@ -236,24 +237,24 @@ unsafe fn write_rest(
     rest.tv_sec = libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX);
     rest.tv_nsec = c_long::from(left.subsec_nanos().cast_signed());
     // SAFETY: as above.
-    unsafe { upoll_fds::write_memory_if_possible(timeout, rest) };
+    unsafe { internal::write_memory_if_possible(timeout, rest) };
 }
 
 unsafe fn count_select(n: c_int, sets: UserSets) {
     if !stats::is_on() {
         return;
     }
-    let is_ours = sets.into_iter().any(|set| {
+    let is_user_level = sets.into_iter().any(|set| {
         // SAFETY: the caller's contract. A longer set than an fd_set is looked at in part.
-        let Ok(set) = (unsafe { upoll_fds::read_memory(set) }) else {
+        let Ok(set) = (unsafe { internal::read_memory(set) }) else {
             return false;
         };
         let fds = 0..n.clamp(0, 1024);
         // SAFETY: the fds are below the size of an fd_set.
         fds.filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
-            .any(upoll_fds::is_served_here)
+            .any(internal::is_active_user_level)
     });
-    stats::count_as(Call::Select, is_ours);
+    stats::count_as(Call::Select, is_user_level);
 }
 
 #[doc = "`select(2)`"]
@@ -294,7 +295,7 @@ pub(crate) unsafe fn raw_select(n: c_int, sets: UserSets, timeout: *mut timeval)
     // SAFETY: the caller's contract.
     unsafe {
         count_select(n, sets);
-        give(upoll_fds::raw_select(n, sets, timeout))
+        give(internal::raw_select(n, sets, timeout))
     }
 }
 
@@ -311,7 +312,7 @@ pub(crate) unsafe fn raw_pselect(
     unsafe {
         let (mask, size) = match mask_and_size.is_null() {
             true => (std::ptr::null(), MASK_SIZE),
-            false => match upoll_fds::read_memory(mask_and_size) {
+            false => match internal::read_memory(mask_and_size) {
                 Ok(mask_and_size) => mask_and_size,
                 Err(errno) => return give::<c_int>(Err(errno)),
             },

@@ -7,13 +7,13 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
-use upoll_fds::{figures, plain_sets};
+use upoll_fds::internal::{self, figures, plain_sets};
 
 use crate::cancel::deferred;
 use crate::next::{Next, listed, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{cancel, files, handlers, kernel, settings, stats, top};
-use upoll_fds::errno::give;
+use upoll_fds::internal::errno::give;
 
 type Strings = *const *mut c_char;
 
@@ -26,7 +26,7 @@ pub(crate) fn demote_inherited() {
 #[inline(never)]
 fn inherited_body() {
     plain_sets::forget_all();
-    for fd in upoll_fds::user_level_fds() {
+    for fd in internal::user_level_fds() {
         let flags = kernel::call!(SYS_fcntl, fd, libc::F_GETFD);
         if flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize == 0) {
             // An object that cannot be demoted is lost to that program.
@@ -67,12 +67,12 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     }
     // SAFETY: it is the C library's function of that name, which has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
-    upoll_fds::begin_unseen_fork();
+    internal::begin_unseen_fork();
     // SAFETY: `_Fork` has no preconditions.
     let child = unsafe { function() };
     match child {
         0 => begin_in_the_child(false, false),
-        _ => upoll_fds::end_unseen_fork(),
+        _ => internal::end_unseen_fork(),
     }
     child
 }
@@ -83,8 +83,8 @@ fn begin_in_the_child(shares_fds: bool, serves_new: bool) {
     // own, after `begin_unseen_fork`.
     unsafe {
         match shares_fds {
-            true => upoll_fds::end_unseen_fork_with_fds(),
-            false => upoll_fds::end_unseen_fork_in_the_child(),
+            true => internal::end_unseen_fork_with_fds(),
+            false => internal::end_unseen_fork_in_the_child(),
         }
     }
     settings::forget_other_threads();
@@ -139,7 +139,7 @@ impl Cloning {
                 // A new fd of the child would be open in its parent, too.
                 serve_nothing_new();
             }
-            upoll_fds::begin_unseen_fork();
+            internal::begin_unseen_fork();
             // Another thread may be in the midst of an allocation, which never ends in the child. Before the
             // first object is made, no thread can be.
             let serves_new = !fds && (!handlers::has_begun() || files::is_only_thread());
@@ -160,19 +160,19 @@ impl Cloning {
             false => handlers::before_actions_part_there(stats::is_on()),
         }
         if !waits {
-            upoll_fds::leave_all_to_the_kernel();
+            internal::leave_all_to_the_kernel();
             return Cloning::Thread;
         }
         Cloning::Wait {
             shares_fds: fds,
-            is_all: upoll_fds::leave_all_to_the_kernel(),
+            is_all: internal::leave_all_to_the_kernel(),
         }
     }
 
     /// Ends the preparations, in the parent.
     pub(crate) fn end(self) {
         match self {
-            Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
+            Cloning::Fork { .. } => internal::end_unseen_fork(),
             Cloning::Wait {
                 shares_fds: false, ..
             } => serve_again(),

@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_uint};
 
 use libc::{sigset_t, timespec};
 use upoll::{CreateFlags, Errno, Event};
-use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
+use upoll_fds::internal::{self, plain_sets, takeover};
+use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
 use crate::cancel::exported;
 use crate::next::pass_on;
 use crate::settings;
 use crate::stats::{self, Call};
 use crate::{files, handlers, kernel, top};
-use upoll_fds::errno::{MASK_SIZE, give, set_errno};
+use upoll_fds::internal::errno::{MASK_SIZE, give, set_errno};
 
 exported! {
     "`eventfd(2)`" eventfd(initial: c_uint, flags: c_int) -> c_int = eventfd_body;
@@ -28,7 +29,7 @@ exported! {
 
 #[inline(never)]
 fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
-    let made = handlers::make_here(
+    let made = handlers::make_user_level(
         || settings::is_user_level(Call::EventFd),
         || upoll_fds::eventfd(initial, flags),
     );
@@ -36,7 +37,7 @@ fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
     match made {
         Some(made) => give(made.inspect(|&fd| {
             files::leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         })),
         None => {
             pass_on!("eventfd", fn(c_uint, c_int) -> c_int, (initial, flags));
@@ -86,12 +87,12 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
         0 => settings::is_user_level(Call::EpollCreate),
         _ => !settings::is_nothing_new_served(),
     };
-    let made = handlers::make_here(is_wanted, || {
+    let made = handlers::make_user_level(is_wanted, || {
         upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd))
     });
     stats::count_as(Call::EpollCreate, made.is_some());
     if let Some(made) = made {
-        return give(made.inspect(|&epfd| settings::look_again(epfd)));
+        return give(made.inspect(|&epfd| settings::recheck(epfd)));
     }
     if settings::is_nothing_new_served() {
         return by_the_kernel();
@@ -107,7 +108,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
 fn serve(epfd: c_int) {
     if settings::is_user_level(Call::EpollCreate) {
         // A set that cannot be user-level yet becomes so when it has to be.
-        let _ = upoll_fds::serve_here(epfd);
+        let _ = internal::activate(epfd);
     }
 }
 
@@ -118,36 +119,36 @@ fn take_over(epfd: c_int) {
         return;
     }
     let is_wanted = || !settings::is_nothing_new_served();
-    match handlers::make_here(is_wanted, || takeover::take_over(epfd)) {
-        Some(()) => settings::look_again(epfd),
+    match handlers::make_user_level(is_wanted, || takeover::take_over(epfd)) {
+        Some(()) => settings::recheck(epfd),
         None => plain_sets::forget(epfd),
     }
 }
 
 /// Returns whether a change of a set is not for the kernel alone: one of the two is user-level, or becomes so.
-pub(crate) fn changes_ours(epfd: c_int, op: c_int, fd: c_int) -> bool {
+pub(crate) fn changes_user_level(epfd: c_int, op: c_int, fd: c_int) -> bool {
     if op == libc::EPOLL_CTL_ADD {
         if plain_sets::is_plain(fd) {
-            match upoll_fds::is_ours(epfd) {
+            match internal::is_user_level_or_own(epfd) {
                 true => take_over(fd),
                 false => plain_sets::forget(fd),
             }
         }
-        match upoll_fds::is_ours(fd) {
+        match internal::is_user_level_or_own(fd) {
             true => take_over(epfd),
             false => plain_sets::note_member(epfd),
         }
     }
-    upoll_fds::is_ours(epfd) || upoll_fds::is_ours(fd)
+    internal::is_user_level_or_own(epfd) || internal::is_user_level_or_own(fd)
 }
 
 /// # Safety
 /// As the call.
 #[inline(never)]
 unsafe fn epoll_ctl_body(epfd: c_int, op: c_int, fd: c_int, event: *const Event) -> c_int {
-    let is_ours = changes_ours(epfd, op, fd);
+    let is_user_level = changes_user_level(epfd, op, fd);
     stats::count_ctl(epfd, fd);
-    if !is_ours {
+    if !is_user_level {
         pass_on!(
             "epoll_ctl",
             fn(c_int, c_int, c_int, *const Event) -> c_int,
@@ -172,8 +173,8 @@ unsafe fn epoll_ctl_batch_body(
     take_over(epfd);
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.
-        match unsafe { upoll_fds::read_memory(commands.wrapping_add(at)) } {
-            Ok(command) => drop(changes_ours(epfd, command.op, command.fd)),
+        match unsafe { internal::read_memory(commands.wrapping_add(at)) } {
+            Ok(command) => drop(changes_user_level(epfd, command.op, command.fd)),
             Err(_) => break,
         }
     }

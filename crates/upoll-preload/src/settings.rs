@@ -1,4 +1,4 @@
-//! Settings from the environment: `UPOLL_USER`, the kinds of objects to serve here, `UPOLL_STATS`, the place for
+//! Settings from the environment: `UPOLL_USER`, the kinds of objects that are user-level, `UPOLL_STATS`, the place for
 //! the statistics, and `UPOLL_TOP`, the file for the figures of sets.
 
 use std::cell::Cell;
@@ -148,9 +148,9 @@ pub(crate) fn is_nothing_new_served() -> bool {
 }
 
 /// Demotes the object that the caller has just made, if new objects are no longer served: the thread that
-/// ended the service may have stopped waiting for the caller. That thread looks in the table after it has
+/// ended the service may have stopped waiting for the caller. That thread checks the table after it has
 /// published the end, and this one checks after the object is in the table. So one of them finds it.
-pub(crate) fn look_again(fd: c_int) {
+pub(crate) fn recheck(fd: c_int) {
     fence(Ordering::SeqCst);
     if is_nothing_new_served() {
         // An object that cannot be demoted is lost to other processes.

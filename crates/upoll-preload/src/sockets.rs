@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::exported;
 use crate::files::{chk_fail, demote, leave_to_streams};
@@ -14,7 +14,7 @@ use crate::next::pass_on;
 use crate::settings;
 use crate::stats::{self, Call};
 use crate::{handlers, kernel};
-use upoll_fds::errno::{give, give_size};
+use upoll_fds::internal::errno::{give, give_size};
 
 exported! {
     "`socketpair(2)`" socketpair(
@@ -39,7 +39,7 @@ unsafe fn socketpair_body(
     protocol: c_int,
     fds: *mut [c_int; 2],
 ) -> c_int {
-    let made = handlers::make_here(
+    let made = handlers::make_user_level(
         || settings::is_user_level(Call::SocketPair),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },
@@ -57,7 +57,7 @@ unsafe fn socketpair_body(
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
-            settings::look_again(fd);
+            settings::recheck(fd);
         }
     }
     give(made)
@@ -65,7 +65,7 @@ unsafe fn socketpair_body(
 
 #[inline(never)]
 fn shutdown_body(fd: c_int, how: c_int) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !internal::is_user_level_or_own(fd) {
         pass_on!("shutdown", fn(c_int, c_int) -> c_int, (fd, how));
     }
     give(upoll_fds::shutdown(fd, how))
@@ -77,7 +77,7 @@ fn shutdown_body(fd: c_int, how: c_int) -> c_int {
 /// As the call.
 #[inline(never)]
 unsafe fn bind_body(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !internal::is_user_level_or_own(fd) {
         pass_on!(
             "bind",
             fn(c_int, *const sockaddr, socklen_t) -> c_int,
@@ -87,7 +87,7 @@ unsafe fn bind_body(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_i
     if own_fds::is_own(fd) {
         return give(Err::<c_int, _>(Errno::BADF));
     }
-    if upoll_fds::is_socket(fd) {
+    if internal::is_socket(fd) {
         demote(fd);
     }
     give(kernel::call!(SYS_bind, fd, address, size).map(drop))
@@ -192,7 +192,7 @@ unsafe fn getsockopt_body(
     value: *mut c_void,
     size: *mut socklen_t,
 ) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !internal::is_user_level_or_own(fd) {
         pass_on!(
             "getsockopt",
             fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
@@ -213,7 +213,7 @@ unsafe fn setsockopt_body(
     value: *const c_void,
     size: socklen_t,
 ) -> c_int {
-    if !upoll_fds::is_ours(fd) {
+    if !internal::is_user_level_or_own(fd) {
         pass_on!(
             "setsockopt",
             fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
@@ -240,7 +240,7 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
         return Ok(true);
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
-    let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
+    let Ok(copy) = (unsafe { internal::read_memory(message) }) else {
         return Ok(false);
     };
     // The kernel's call fails with `ENOBUFS`, and sums of such lengths wrap.
@@ -254,7 +254,7 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
     while copy.msg_controllen.saturating_sub(at) >= head {
         let place = copy.msg_control.wrapping_byte_add(at);
         // SAFETY: as above.
-        let Ok(header) = (unsafe { upoll_fds::read_memory(place.cast::<libc::cmsghdr>()) }) else {
+        let Ok(header) = (unsafe { internal::read_memory(place.cast::<libc::cmsghdr>()) }) else {
             return Ok(false);
         };
         let size = header.cmsg_len;
@@ -270,7 +270,7 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
             for index in 0..fds {
                 let place = place.wrapping_byte_add(head).cast::<c_int>();
                 // SAFETY: as above.
-                let Ok(fd) = (unsafe { upoll_fds::read_memory(place.wrapping_add(index)) }) else {
+                let Ok(fd) = (unsafe { internal::read_memory(place.wrapping_add(index)) }) else {
                     return Ok(false);
                 };
                 if own_fds::is_own(fd) {
@@ -289,18 +289,22 @@ unsafe fn demote_rights(message: *const msghdr) -> Result<bool, Errno> {
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
-pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
+pub(crate) unsafe fn sends_user_level(fd: c_int, message: *const msghdr) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { demote_rights(message) }.is_err()
+    internal::is_user_level_or_own(fd) || unsafe { demote_rights(message) }.is_err()
 }
 
 /// The same for several messages.
 ///
 /// # Safety
-/// As [`sends_ours`].
-pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
+/// As [`sends_user_level`].
+pub(crate) unsafe fn sends_user_level_among(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { demote_rights_of(messages, count) } != Ok(count)
+    internal::is_user_level_or_own(fd) || unsafe { demote_rights_of(messages, count) } != Ok(count)
 }
 
 /// Demotes the objects of the fds that several messages carry. Returns how many of the messages to send: those
@@ -310,7 +314,7 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
 /// `EBADF`: the first message carries one.
 ///
 /// # Safety
-/// As [`sends_ours`].
+/// As [`sends_user_level`].
 unsafe fn demote_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_uint, Errno> {
     if !plain_sets::may_name_any() {
         return Ok(count);

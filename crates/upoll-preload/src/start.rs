@@ -1,6 +1,7 @@
 //! Registration of all that the library needs from the C library and the kernel, when it is loaded.
 
 use upoll::internal::own_fds;
+use upoll_fds::internal;
 
 use crate::{cancel, handlers, next, process, settings, stats, top};
 
@@ -12,7 +13,7 @@ extern "C" fn at_start() {
     if settings::is_any_kind_served() {
         own_fds::protect();
         // If memory is short, making an object fails later.
-        let _ = upoll_fds::prepare();
+        let _ = internal::prepare();
         cancel::prepare();
         handlers::prepare();
         process::prepare();

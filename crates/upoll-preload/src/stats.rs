@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::Errno;
 use upoll::internal::own_fds::{self, KeptFile};
+use upoll_fds::internal;
 use upoll_sys::text::Text;
 use upoll_sys::warning;
 
@@ -75,27 +76,27 @@ std::thread_local! {
 #[inline]
 pub(crate) fn count(call: Call, fd: i32) {
     if is_on() {
-        count_as(call, upoll_fds::is_served_here(fd));
+        count_as(call, internal::is_active_user_level(fd));
     }
 }
 
-/// Returns whether a call on `fd` concerns the library. A call that does not is passed on, and counted
-/// here.
+/// Returns whether `fd` is user-level, or an own fd. A call on another fd is passed on, and counted by this function.
 #[inline]
-pub(crate) fn is_ours(call: Call, fd: i32) -> bool {
-    let is_ours = upoll_fds::is_ours(fd);
-    if !is_ours {
+pub(crate) fn is_user_level_or_counted(call: Call, fd: i32) -> bool {
+    let is_user_level = internal::is_user_level_or_own(fd);
+    if !is_user_level {
         count_as(call, false);
     }
-    is_ours
+    is_user_level
 }
 
 /// Counts a change of `fd` in a set.
 #[inline]
 pub(crate) fn count_ctl(epfd: i32, fd: i32) {
     if is_on() {
-        let is_ours = upoll_fds::is_served_here(epfd) || upoll_fds::is_served_here(fd);
-        count_as(Call::EpollCtl, is_ours);
+        let is_user_level =
+            internal::is_active_user_level(epfd) || internal::is_active_user_level(fd);
+        count_as(Call::EpollCtl, is_user_level);
     }
 }
 
@@ -145,7 +146,7 @@ pub(crate) fn report() {
 fn open_report(path: &CStr) -> Result<(), Errno> {
     let flags =
         libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    let (low, is_ours) = match path.is_empty() {
+    let (low, is_opened) = match path.is_empty() {
         true => (libc::STDERR_FILENO, false),
         false => {
             let place = (libc::AT_FDCWD, path.as_ptr());
@@ -154,7 +155,7 @@ fn open_report(path: &CStr) -> Result<(), Errno> {
         }
     };
     let kept = KeptFile::of(low);
-    if is_ours {
+    if is_opened {
         let _ = kernel::call!(SYS_close, low);
     }
     let kept = kept?;
@@ -199,8 +200,8 @@ fn sums(call: usize) -> [u64; 2] {
 /// allocation.
 type Report = Text<2048>;
 
-/// Returns the report, or `None` if the program had nothing to do with objects that could be served
-/// here.
+/// Returns the report, or `None` if the program had nothing to do with objects that could be
+/// user-level.
 fn text() -> Option<Report> {
     let mut text = Report::new();
     unsafe extern "C" {
@@ -209,11 +210,11 @@ fn text() -> Option<Report> {
     // SAFETY: the C library's pointer to the name of the program, a C string.
     let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
     let mut served = 0;
-    let mut line = |text: &mut Report, name: &str, [here, kernel]: [u64; 2]| {
-        served += here;
-        if here + kernel > 0 {
+    let mut line = |text: &mut Report, name: &str, [user_level, kernel]: [u64; 2]| {
+        served += user_level;
+        if user_level + kernel > 0 {
             // Text beyond the room is dropped.
-            let _ = writeln!(text, "  {name:<14}{here:>14}{kernel:>14}");
+            let _ = writeln!(text, "  {name:<14}{user_level:>14}{kernel:>14}");
         }
     };
     text.add(b"upoll: ");

@@ -4,14 +4,14 @@ use std::ffi::{c_int, c_long, c_uint};
 
 use upoll::Errno;
 use upoll::internal::own_fds;
-use upoll_fds::plain_sets;
+use upoll_fds::internal::{self, plain_sets};
 
 use crate::cancel::deferred;
 use crate::kernel::by_number;
 use crate::settings;
 use crate::stats::Call;
 use crate::{demoting_calls, files, handlers, polls, process, sets, sockets, stats, top};
-use upoll_fds::errno::{give_word, set_errno};
+use upoll_fds::internal::errno::{give_word, set_errno};
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
 ///
@@ -57,7 +57,7 @@ unsafe fn syscall_body(
             }
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
                 let result = give_word(by_number(number, arguments));
-                upoll_fds::open_limit_changed();
+                internal::open_limit_changed();
                 result
             }
             _ if is_wait(number) => wait(number, arguments),
@@ -102,7 +102,7 @@ unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
     // SAFETY: the caller's contract.
     unsafe {
         if waits.is_none()
-            && stats::is_ours(Call::EpollWait, epfd)
+            && stats::is_user_level_or_counted(Call::EpollWait, epfd)
             && let Some(result) = on_objects(number, arguments)
         {
             return result;
@@ -151,46 +151,46 @@ impl Word for usize {
 /// # Safety
 /// That of the call.
 unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bool {
-    let is_ours = |fd: usize| upoll_fds::is_ours(fd.int());
+    let is_user_level = |fd: usize| internal::is_user_level_or_own(fd.int());
     match number {
         libc::SYS_close => {
             plain_sets::close(a.int());
-            is_ours_counted(Call::Close, a)
+            is_user_level_or_counted(Call::Close, a)
         }
-        libc::SYS_read | libc::SYS_readv => is_ours_counted(Call::Read, a),
-        libc::SYS_write | libc::SYS_writev => is_ours_counted(Call::Write, a),
+        libc::SYS_read | libc::SYS_readv => is_user_level_or_counted(Call::Read, a),
+        libc::SYS_write | libc::SYS_writev => is_user_level_or_counted(Call::Write, a),
         libc::SYS_dup => {
             plain_sets::forget(a.int());
-            is_ours_counted(Call::Dup, a)
+            is_user_level_or_counted(Call::Dup, a)
         }
         libc::SYS_ioctl if files::may_name_eventfds(b as _) || files::adds_an_fd(b as _) => true,
         libc::SYS_fcntl => {
             if matches!(b.int(), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
                 plain_sets::forget(a.int());
             }
-            is_ours_counted(Call::Control, a)
+            is_user_level_or_counted(Call::Control, a)
         }
-        libc::SYS_ioctl => is_ours_counted(Call::Control, a),
+        libc::SYS_ioctl => is_user_level_or_counted(Call::Control, a),
         libc::SYS_epoll_ctl => {
-            let is_ours = sets::changes_ours(a.int(), b.int(), c.int());
-            if !is_ours {
+            let is_user_level = sets::changes_user_level(a.int(), b.int(), c.int());
+            if !is_user_level {
                 stats::count_as(Call::EpollCtl, false);
             }
-            is_ours
+            is_user_level
         }
         // SAFETY: the caller's contract.
-        libc::SYS_ppoll => unsafe { polls::names_ours(a.ptr(), b as _) },
+        libc::SYS_ppoll => unsafe { polls::names_user_level(a.ptr(), b as _) },
         libc::SYS_pselect6 => {
             // SAFETY: as above.
-            unsafe { polls::selects_ours(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
+            unsafe { polls::selects_user_level(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
         }
-        libc::SYS_splice => is_ours(a) || is_ours(c),
-        libc::SYS_tee | libc::SYS_sendfile => is_ours(a) || is_ours(b),
+        libc::SYS_splice => is_user_level(a) || is_user_level(c),
+        libc::SYS_tee | libc::SYS_sendfile => is_user_level(a) || is_user_level(b),
         // SAFETY: as above.
-        libc::SYS_sendmsg => unsafe { sockets::sends_ours(a.int(), b.ptr()) },
+        libc::SYS_sendmsg => unsafe { sockets::sends_user_level(a.int(), b.ptr()) },
         libc::SYS_sendmmsg => {
             // SAFETY: as above.
-            unsafe { sockets::sends_ours_among(a.int(), b.ptr(), c.uint()) }
+            unsafe { sockets::sends_user_level_among(a.int(), b.ptr(), c.uint()) }
         }
         libc::SYS_vmsplice
         | libc::SYS_preadv2
@@ -202,21 +202,21 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
         | libc::SYS_recvmsg
         | libc::SYS_recvmmsg
         | libc::SYS_getsockopt
-        | libc::SYS_setsockopt => is_ours(a),
+        | libc::SYS_setsockopt => is_user_level(a),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        libc::SYS_poll => unsafe { polls::names_ours(a.ptr(), b as _) },
+        libc::SYS_poll => unsafe { polls::names_user_level(a.ptr(), b as _) },
         #[cfg(target_arch = "x86_64")]
         libc::SYS_select => {
             // SAFETY: as above.
-            unsafe { polls::selects_ours(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
+            unsafe { polls::selects_user_level(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
         }
         _ => true,
     }
 }
 
-fn is_ours_counted(call: Call, fd: usize) -> bool {
-    stats::is_ours(call, fd.int())
+fn is_user_level_or_counted(call: Call, fd: usize) -> bool {
+    stats::is_user_level_or_counted(call, fd.int())
 }
 
 /// # Safety
@@ -321,7 +321,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
             libc::SYS_clone3 => {
                 // The flags come first in the structure. The kernel refuses a structure that cannot
                 // be read.
-                let flags = upoll_fds::read_memory(a.ptr::<usize>()).unwrap_or(0);
+                let flags = internal::read_memory(a.ptr::<usize>()).unwrap_or(0);
                 give_word(process::raw_clone(flags, || by_number(number, arguments)))
             }
             libc::SYS_execve | libc::SYS_execveat => {

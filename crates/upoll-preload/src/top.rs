@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use upoll::Errno;
-use upoll_fds::figures::{self, Page};
+use upoll_fds::internal;
+use upoll_fds::internal::figures::{self, Page};
 use upoll_sys::shared_file::{self, Identity};
 
 use crate::kernel;
@@ -61,7 +62,7 @@ fn process() -> u64 {
 #[inline]
 pub(crate) fn note_change(epfd: i32) {
     if figures::are_shown() {
-        upoll_fds::note_figures(epfd, 0);
+        internal::note_figures(epfd, 0);
     }
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn note_change(epfd: i32) {
 #[inline]
 pub(crate) fn noted(epfd: i32, found: Result<usize, Errno>) -> Result<usize, Errno> {
     if figures::are_shown() {
-        upoll_fds::note_figures(epfd, found.unwrap_or(0));
+        internal::note_figures(epfd, found.unwrap_or(0));
     }
     found
 }

@@ -125,7 +125,7 @@ forward! {
 }
 
 // The function by which thread-local variables are found, in place of the entry of the procedure linkage table:
-// an exported function reads such a variable before it puts cancellation off. Only calls refer to
+// an exported function reads such a variable before it defers cancellation. Only calls refer to
 // this name, and it is local to the library; the other name is the C library's function. It is among the
 // handlers of forks, which call it: a child of a fork maps the pages of code that it runs anew.
 #[cfg(target_arch = "x86_64")]

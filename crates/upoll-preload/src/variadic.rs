@@ -9,7 +9,7 @@ use upoll::internal::own_fds;
 use crate::files::demote;
 use crate::next::{Next, listed};
 use crate::process::demote_inherited;
-use upoll_fds::errno::set_errno;
+use upoll_fds::internal::errno::set_errno;
 
 static NEXT: [Next; 5] = [
     Next::new(c"execl"),

@@ -12,7 +12,7 @@ use libc::pid_t;
 
 use crate::kernel;
 use crate::process::{self, Cloning};
-use upoll_fds::errno::give;
+use upoll_fds::internal::errno::give;
 
 /// Prepares the system call: demotes everything, and nothing new is served until [`end`]. Returns false,
 /// and has begun nothing, if an object cannot be demoted: the child could take its fd from its parent.

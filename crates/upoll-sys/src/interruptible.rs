@@ -5,31 +5,31 @@
 //! with `SA_RESTART` the kernel restarts the call. So all such calls are made at one place. From an
 //! address there, [`place`] knows whether the thread is still before the system call, as the C
 //! library does for its cancellation points. The thread checks there, with no gap before the system
-//! call, whether a signal was [put off](put_off) already.
+//! call, whether a signal is [delayed](set_delayed) already.
 
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 std::thread_local! {
     /// Not 0: the thread's sleeps end before they begin.
-    static IS_PUT_OFF: AtomicU32 = const { AtomicU32::new(0) };
+    static IS_DELAYED: AtomicU32 = const { AtomicU32::new(0) };
 }
 
-/// Sets whether the thread has put a signal off: from now on its sleeps fail with `EINTR` at once.
-pub fn put_off(is_put_off: bool) {
-    IS_PUT_OFF.with(|word| word.store(is_put_off.into(), Ordering::Relaxed));
+/// Sets whether the thread has delayed a signal: from now on its sleeps fail with `EINTR` at once.
+pub fn set_delayed(is_delayed: bool) {
+    IS_DELAYED.with(|word| word.store(is_delayed.into(), Ordering::Relaxed));
 }
 
-/// Makes a system call that may sleep, unless the thread has put a signal off.
+/// Makes a system call that may sleep, unless the thread has delayed a signal.
 ///
 /// # Errors
-/// The kernel's error number; `EINTR` if the thread has put a signal off.
+/// The kernel's error number; `EINTR` if the thread has delayed a signal.
 ///
 /// # Safety
 /// The arguments fulfil the contract of the call `number`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, i32> {
-    crate::result(IS_PUT_OFF.with(|word| {
+    crate::result(IS_DELAYED.with(|word| {
         // SAFETY: the caller's contract; the word lives as long as the thread.
         unsafe { enter(number, arguments.as_ptr(), word.as_ptr()) }
     }))
@@ -101,17 +101,17 @@ unsafe extern "C-unwind" fn enter(
     );
 }
 
-/// Makes a system call that may sleep, unless the thread has put a signal off. On other processors a signal
+/// Makes a system call that may sleep, unless the thread has delayed a signal. On other processors a signal
 /// that comes just before the system call does not end it.
 ///
 /// # Errors
-/// The kernel's error number; `EINTR` if the thread has put a signal off.
+/// The kernel's error number; `EINTR` if the thread has delayed a signal.
 ///
 /// # Safety
 /// The arguments fulfil the contract of the call `number`.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, i32> {
-    if IS_PUT_OFF.with(|word| word.load(Ordering::Relaxed)) != 0 {
+    if IS_DELAYED.with(|word| word.load(Ordering::Relaxed)) != 0 {
         return Err(libc::EINTR);
     }
     // SAFETY: the caller's contract.
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_has_put_a_signal_off_does_not_sleep() {
+    fn a_thread_that_has_delayed_a_signal_does_not_sleep() {
         let nothing = [0, 0, 0, 0, 0, size_of::<u64>()];
         let at_once = libc::timespec {
             tv_sec: 0,
@@ -169,11 +169,11 @@ mod tests {
             unsafe { call(libc::SYS_ppoll, arguments) }
         };
         assert_eq!(poll(), Ok(0));
-        put_off(true);
+        set_delayed(true);
         assert_eq!(poll(), Err(libc::EINTR));
         // SAFETY: as above; without the first look it would never end.
         assert_eq!(unsafe { call(libc::SYS_ppoll, nothing) }, Err(libc::EINTR));
-        put_off(false);
+        set_delayed(false);
         assert_eq!(poll(), Ok(0));
     }
 

@@ -77,7 +77,8 @@ pub fn alternate_stack() -> Option<AlternateStack> {
     })
 }
 
-/// Blocks signals until it is dropped, which restores the mask that was there before.
+/// Blocks signals until it is dropped, which restores the mask that was there before. Those of one thread are dropped in
+/// the reverse order of their making.
 #[derive(Debug)]
 pub struct Blocked {
     before: u64,
@@ -99,6 +100,20 @@ impl Blocked {
     #[must_use]
     pub fn sent() -> Self {
         Blocked::new(!(OF_FAULTS | OF_THE_C_LIBRARY))
+    }
+
+    /// Blocks all but those that a fault raises.
+    #[must_use]
+    pub fn all() -> Self {
+        Blocked::new(!OF_FAULTS)
+    }
+
+    /// Returns the previous mask, and leaves the signals blocked.
+    #[must_use]
+    pub fn keep(self) -> u64 {
+        let before = self.before;
+        mem::forget(self);
+        before
     }
 
     /// Returns the mask that will be restored.

@@ -104,7 +104,7 @@ impl<S: Set<C>, C: Counter> Sets<S, C> {
     }
 
     /// A poll of a set in which all counters are ready, and which watches another set.
-    fn looks(&self, is_ready: fn(&S) -> bool) -> Result<Vec<Side>> {
+    fn polls(&self, is_ready: fn(&S) -> bool) -> Result<Vec<Side>> {
         self.counters.iter().for_each(C::write);
         self.each(|set| {
             let nested = S::open()?;
@@ -184,8 +184,8 @@ pub(super) fn measure(
             ),
             _ => (
                 "poll of the set itself, all ready",
-                theirs.looks(kernel_set_is_ready)?,
-                ours.looks(|set| set.as_file_ref().is_ready(Events::IN))?,
+                theirs.polls(kernel_set_is_ready)?,
+                ours.polls(|set| set.as_file_ref().is_ready(Events::IN))?,
             ),
         };
         rows.extend(compare(name, what, &sizes, kernel, upoll, effort));

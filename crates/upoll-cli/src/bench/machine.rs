@@ -30,7 +30,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Collects the properties, and raises the limit of fds to its maximum.
-    pub(super) fn look() -> io::Result<Self> {
+    pub(super) fn inspect() -> io::Result<Self> {
         Ok(Machine {
             upoll_version: env!("CARGO_PKG_VERSION"),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),

@@ -177,7 +177,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if json.is_none() && html.is_none() {
         interrupt::end_with_the_reader();
     }
-    let machine = Machine::look().context("looking at the machine")?;
+    let machine = Machine::inspect().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
             batches: if options.quick { 31 } else { 401 },

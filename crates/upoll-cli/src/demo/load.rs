@@ -133,7 +133,7 @@ impl<'a> Client<'a> {
             self.begin(slot);
         }
         let mut ready = Vec::with_capacity(BATCH);
-        let mut next_look = Instant::now() + PATIENCE;
+        let mut next_check = Instant::now() + PATIENCE;
         while self.under_way > 0 && !self.load.stop.load(Ordering::Relaxed) {
             ready.clear();
             let buffer = rustix::buffer::spare_capacity(&mut ready);
@@ -148,8 +148,8 @@ impl<'a> Client<'a> {
             }
             let now = Instant::now();
             self.outcome.preempted += (now - begun).saturating_sub(processor_time() - used);
-            if now >= next_look {
-                next_look = now + PATIENCE / 10;
+            if now >= next_check {
+                next_check = now + PATIENCE / 10;
                 self.give_up_late_ones(now);
             }
         }

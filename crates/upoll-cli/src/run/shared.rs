@@ -28,7 +28,7 @@ pub(crate) const FAIR: Kind = Kind {
 /// The figures of sets.
 pub(crate) const SETS: Kind = Kind {
     prefix: "upoll-sets-",
-    size: size_of::<upoll_fds::figures::Page>(),
+    size: size_of::<upoll_fds::internal::figures::Page>(),
 };
 
 const KINDS: [Kind; 2] = [FAIR, SETS];

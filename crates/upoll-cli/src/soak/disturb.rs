@@ -174,7 +174,7 @@ impl World {
             54..60 => pass_through(group, rng, tally)?,
             60..64 => watch_from_above(group, rng)?,
             64..68 => request(rng).context("a request of one thread")?,
-            68..72 => look(group, rng, tally)?,
+            68..72 => poll_some(group, rng, tally)?,
             72..76 => {
                 let limit = Duration::from_micros(rng.u64(..200));
                 let index = rng.usize(..group.threads.len());
@@ -358,8 +358,8 @@ fn request(rng: &mut Rng) -> Result<()> {
 }
 
 /// Polls lanes and a set of the group, at most briefly, and takes nothing.
-fn look(group: &Group, rng: &mut Rng, tally: &Tally) -> Result<()> {
-    count(&tally.looks);
+fn poll_some(group: &Group, rng: &mut Rng, tally: &Tally) -> Result<()> {
+    count(&tally.polls);
     let mut list: Vec<_> = group
         .lanes
         .iter()

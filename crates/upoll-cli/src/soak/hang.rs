@@ -14,7 +14,7 @@ use rustix::thread::gettid;
 use super::lock;
 use super::tally::Tally;
 
-/// The time between two looks. Only looks are counted: a process that does not get to run makes none.
+/// The time between two checks. Only checks are counted: a process that does not get to run makes none.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The number of checks in a row that find that nothing has ended, before that is a fault.
@@ -69,23 +69,23 @@ pub(super) fn watch(seed: u64, tally: &Tally, is_over: &AtomicBool) {
     }
 }
 
-/// Returns true as soon as `ended` has been the same for so many looks, in which the threads have slept or run
+/// Returns true as soon as `ended` has been the same for so many checks, in which the threads have slept or run
 /// for `work`. Returns false once the run is over.
 fn hangs(ticks: usize, work: Duration, ended: impl Fn() -> u64, is_over: &AtomicBool) -> bool {
-    let (mut before, mut worked_before, mut looks) = (ended(), Duration::ZERO, 0);
+    let (mut before, mut worked_before, mut checks) = (ended(), Duration::ZERO, 0);
     while !is_over.load(Ordering::SeqCst) {
         thread::park_timeout(TICK);
         let now = ended();
         if now != before {
-            (before, looks) = (now, 0);
+            (before, checks) = (now, 0);
             continue;
         }
-        if looks == 0 {
+        if checks == 0 {
             worked_before = worked();
         }
-        looks += 1;
+        checks += 1;
         // Threads that have run for less, and do not sleep, wait for a processor.
-        if looks >= ticks && (worked().saturating_sub(worked_before) >= work || all_sleep()) {
+        if checks >= ticks && (worked().saturating_sub(worked_before) >= work || all_sleep()) {
             return true;
         }
     }

@@ -49,10 +49,10 @@ impl Barrier {
             self.passed.store(passed + 1, Ordering::SeqCst);
             return;
         }
-        let mut looks = 0;
+        let mut checks = 0;
         while self.passed.load(Ordering::SeqCst) == passed {
-            looks += 1;
-            if looks % 200 == 0 {
+            checks += 1;
+            if checks % 200 == 0 {
                 thread::yield_now();
             }
             hint::spin_loop();
@@ -82,7 +82,7 @@ impl Lockstep {
         }
     }
 
-    /// Runs one producer. The one that leads looks after each step whether all was received.
+    /// Runs one producer. The one that leads checks after each step whether all was received.
     pub(super) fn produce(
         &self,
         world: &World,

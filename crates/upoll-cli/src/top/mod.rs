@@ -55,7 +55,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn show<F: Figures>(options: &Options, file: &Path, kind: Kind) -> Result<ExitCode> {
-    let mut frame = Frame::new(options.process, Instant::now(), look::<F>(file, kind)?);
+    let mut frame = Frame::new(
+        options.process,
+        Instant::now(),
+        read_figures::<F>(file, kind)?,
+    );
     if options.once {
         output::print(&frame)?;
         return Ok(ExitCode::SUCCESS);
@@ -70,7 +74,7 @@ fn show<F: Figures>(options: &Options, file: &Path, kind: Kind) -> Result<ExitCo
             drawn => drawn.context("the terminal")?,
         }
         std::thread::sleep(options.interval);
-        let now = look(file, kind);
+        let now = read_figures(file, kind);
         // The first process of the run removes the file when it ends.
         if !file.exists() || !Path::new(&format!("/proc/{}", options.process)).exists() {
             return Ok(ExitCode::SUCCESS);
@@ -80,7 +84,7 @@ fn show<F: Figures>(options: &Options, file: &Path, kind: Kind) -> Result<ExitCo
 }
 
 /// Returns the current figures of what has not ended.
-fn look<F: Figures>(file: &Path, kind: Kind) -> Result<F> {
+fn read_figures<F: Figures>(file: &Path, kind: Kind) -> Result<F> {
     let bytes = read(file, kind).with_context(|| format!("cannot read {}", file.display()))?;
     let mut figures = F::in_file(&bytes);
     figures.complete();

@@ -5,7 +5,7 @@ use std::fmt::{self, Formatter};
 use std::fs;
 
 use upoll_fair_state::fairness;
-use upoll_fds::figures::{SetFigures, WorkerFigures, in_file};
+use upoll_fds::internal::figures::{SetFigures, WorkerFigures, in_file};
 
 use super::frame::{self, Before, Figures, rate, share, sum};
 use super::is_live;

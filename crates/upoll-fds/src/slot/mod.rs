@@ -2,29 +2,29 @@
 //!
 //! # Changing the object of an fd
 //! The kernel's table and this one cannot change in one step. While they change, the slot holds a
-//! mark, and a look-up waits. The wait lasts as long as one system call that does not block. Each
-//! change has a mark of its own, so it cannot end another change. All signals are held back
+//! tag, and a look-up waits. The wait lasts as long as one system call that does not block. Each
+//! change has a tag of its own, so it cannot end another change. All signals are blocked
 //! meanwhile: a handler that looks the fd up would wait for the code under it.
 //!
 //! A thread that [holds](Slot::hold) fds may wait for changes by others. A change waits for nothing.
 
-pub(crate) mod in_use;
+pub(crate) mod hazard;
 
 use std::ptr::{self, NonNull};
 
 use upoll::Errno;
 
-use self::in_use::{Changing, InUse};
+use self::hazard::{Changing, Hazard};
 use crate::counts;
-use crate::hazard::{self, Mark};
+use crate::hazard_records::{self, BlockedOn};
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::sync::{AtomicPtr, Backoff, Ordering, Rule, broken};
 
 /// The object of an fd.
 pub(crate) struct Entry {
     pub(crate) object: Object,
-    /// The next entry that was left to the calls that use it; see [`in_use::release`].
+    /// The next entry that was left to the calls that use it; see [`hazard::release`].
     pub(crate) next_leaving: AtomicPtr<Entry>,
 }
 
@@ -41,34 +41,35 @@ impl Entry {
     }
 }
 
-/// Null: the fd is the kernel's, or not open. Odd: the mark of a change. Otherwise a pointer to an
+/// Null: the fd is the kernel's, or not open. Odd: the tag of a change. Otherwise a pointer to an
 /// entry, with a bit that is set while the fd is [copied](Slot::kept). The table allocates its slots as
 /// zero bytes.
 #[repr(transparent)]
 pub(crate) struct Slot(AtomicPtr<Entry>);
 
-const MARK: usize = 1;
+/// The fd is being changed: the word is a tag.
+const CHANGING: usize = 1;
 /// The fd is being copied. Look-ups go on, also in a handler of a signal that the copy raises.
 const KEPT: usize = 2;
 
 #[inline]
-fn is_mark(word: *mut Entry) -> bool {
-    word.addr() & MARK != 0
+fn is_changing(word: *mut Entry) -> bool {
+    word.addr() & CHANGING != 0
 }
 
 /// Returns whether the fd may be changed.
 #[inline]
 fn is_at_rest(word: *mut Entry) -> bool {
-    word.addr() & (MARK | KEPT) == 0
+    word.addr() & (CHANGING | KEPT) == 0
 }
 
 fn entry_of(word: *mut Entry) -> *mut Entry {
     word.map_addr(|word| word & !KEPT)
 }
 
-/// Returns the mark of a change: the address of a variable that only this change has.
-fn mark_by<T>(own: *const T) -> *mut Entry {
-    match broken(Rule::OwnMark) {
+/// Returns the tag of a change: the address of a variable that only this change has.
+fn tag_by<T>(own: *const T) -> *mut Entry {
+    match broken(Rule::OwnTag) {
         true => ptr::without_provenance_mut(1),
         false => ptr::without_provenance_mut(own.addr() | 1),
     }
@@ -101,7 +102,7 @@ impl Slot {
         let mut backoff = Backoff::new();
         loop {
             let word = self.word();
-            if !is_mark(word) {
+            if !is_changing(word) {
                 return NonNull::new(entry_of(word));
             }
             if broken(Rule::WaitWhileChanging) {
@@ -115,7 +116,7 @@ impl Slot {
     #[inline]
     pub(crate) fn at_once(&self) -> Result<Option<NonNull<Entry>>, Changing> {
         let word = self.word();
-        match is_mark(word) {
+        match is_changing(word) {
             true => Err(Changing),
             false => Ok(NonNull::new(entry_of(word))),
         }
@@ -159,23 +160,23 @@ impl Slot {
     /// which must not block.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&Object) -> R) -> Option<R> {
-        let in_use = InUse::begin(self)?;
-        Some(call(&in_use.entry().object))
+        let hazard = Hazard::begin(self)?;
+        Some(call(&hazard.entry().object))
     }
 
-    /// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
-    /// object. `mark_of` is called again once the thread is marked. Returns `None` if it returns
-    /// `None`, or another mark the second time.
+    /// Runs `call`, which may block, while this thread's record has what `blocked_on` returns for the
+    /// object. `blocked_on` is called again once the record has it. Returns `None` if it returns `None`, or
+    /// something else the second time.
     #[inline]
-    pub(crate) fn while_marked<R>(
+    pub(crate) fn while_blocked_on<R>(
         &self,
-        mark_of: impl Fn(&Object) -> Option<Mark>,
+        blocked_on: impl Fn(&Object) -> Option<BlockedOn>,
         call: impl FnOnce() -> R,
     ) -> Option<R> {
-        let in_use = InUse::begin(self)?;
-        let mark = mark_of(&in_use.entry().object)?;
-        let is_still = |entry: &Entry| mark_of(&entry.object) == Some(mark);
-        in_use.while_marked(mark, is_still, call)
+        let hazard = Hazard::begin(self)?;
+        let first = blocked_on(&hazard.entry().object)?;
+        let is_still = |entry: &Entry| blocked_on(&entry.object) == Some(first);
+        hazard.while_blocked_on(first, is_still, call)
     }
 
     /// Runs `call`, which copies the fd, with its object. Other changes of the fd wait meanwhile. Returns
@@ -184,27 +185,27 @@ impl Slot {
     pub(crate) fn kept<R>(&self, call: impl FnOnce(Option<&Object>) -> R) -> Option<R> {
         let own = 0_usize;
         let entry = self.word();
-        let mark = match entry.is_null() {
-            true => mark_by(&raw const own),
+        let tag = match entry.is_null() {
+            true => tag_by(&raw const own),
             false => entry.map_addr(|entry| entry | KEPT),
         };
         let is_kept = is_at_rest(entry)
             && (entry.is_null() || counts::may_copy())
             && self
                 .0
-                .compare_exchange(entry, mark, Ordering::SeqCst, Ordering::Relaxed)
+                .compare_exchange(entry, tag, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok();
         if !is_kept {
             return None;
         }
         // SAFETY: no other thread releases the entry before `put`. Changes wait while the slot has
-        // this mark, and `install` leaves the entry to `put`.
+        // this tag, and `install` leaves the entry to `put`.
         let result = call(unsafe { entry.as_ref() }.map(|entry| &entry.object));
         if !entry.is_null() {
             // Before the fd can leave the slot.
             counts::note_copy();
         }
-        in_use::release(self.put(mark, entry));
+        hazard::release(self.put(tag, entry));
         Some(result)
     }
 
@@ -213,34 +214,34 @@ impl Slot {
     pub(crate) fn install(&self, entry: Box<Entry>) {
         let old = self.0.swap(Box::into_raw(entry), Ordering::SeqCst);
         if is_at_rest(old) {
-            in_use::release(old);
+            hazard::release(old);
         }
     }
 
     /// Makes both slots lead to their entries, for fds of two ends that the kernel has just opened. A thread that finds
-    /// one end in its slot and then [holds](Self::hold) the other slot gets the other end: the first slot has a mark
+    /// one end in its slot and then [holds](Self::hold) the other slot gets the other end: the first slot has a tag
     /// until the second end is in its slot.
     pub(crate) fn install_both(slots: [&Slot; 2], [first, second]: [Box<Entry>; 2]) {
         let own = 0_usize;
-        let mark = mark_by(&raw const own);
-        let held_back = HeldBack::begin();
+        let tag = tag_by(&raw const own);
+        let blocked = Blocked::all();
         let before = [
-            slots[0].0.swap(mark, Ordering::SeqCst),
+            slots[0].0.swap(tag, Ordering::SeqCst),
             slots[1].0.swap(Box::into_raw(second), Ordering::SeqCst),
         ];
-        let leaving = slots[0].put(mark, Box::into_raw(first));
-        drop(held_back);
-        in_use::release(leaving);
+        let leaving = slots[0].put(tag, Box::into_raw(first));
+        drop(blocked);
+        hazard::release(leaving);
         before
             .into_iter()
             .filter(|&old| is_at_rest(old))
-            .for_each(in_use::release);
+            .for_each(hazard::release);
     }
 
     /// Changes the object of the fd: in the kernel by `change`, and, if that succeeds, here to the
     /// entry that it returns. The old entry is released.
     ///
-    /// Nothing is marked if the slot is empty and `may_fill` is false: `change` then returns no
+    /// No slot is tagged if the slot is empty and `may_fill` is false: `change` then returns no
     /// entry.
     pub(crate) fn change<R, E>(
         &self,
@@ -248,21 +249,21 @@ impl Slot {
         change: impl FnOnce() -> Result<(R, Option<Box<Entry>>), E>,
     ) -> Result<R, E> {
         let own = 0_usize;
-        let mark = mark_by(&raw const own);
+        let tag = tag_by(&raw const own);
         let mut backoff = Backoff::new();
         let (result, leaving) = loop {
             let old = self.0.load(Ordering::Relaxed);
             if old.is_null() && !may_fill {
                 return change().map(|(value, _)| value);
             }
-            let held_back = HeldBack::begin();
-            let is_marked = is_at_rest(old)
+            let blocked = Blocked::all();
+            let is_tagged = is_at_rest(old)
                 && self
                     .0
-                    .compare_exchange(old, mark, Ordering::SeqCst, Ordering::Relaxed)
+                    .compare_exchange(old, tag, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok();
-            if !is_marked {
-                drop(held_back);
+            if !is_tagged {
+                drop(blocked);
                 backoff.wait();
                 continue;
             }
@@ -272,9 +273,9 @@ impl Slot {
                 Err(errno) => (Err(errno), old),
             };
             let leaving = if new == old { ptr::null_mut() } else { old };
-            break (result, [leaving, self.put(mark, new)]);
+            break (result, [leaving, self.put(tag, new)]);
         };
-        leaving.into_iter().for_each(in_use::release);
+        leaving.into_iter().for_each(hazard::release);
         result
     }
 
@@ -306,12 +307,12 @@ impl Slot {
         }
     }
 
-    /// Ends the change with this `mark`. Returns `entry` if the fd has got another object meanwhile:
-    /// the kernel opened it again, and that object was installed over the mark.
-    fn put(&self, mark: *mut Entry, entry: *mut Entry) -> *mut Entry {
+    /// Ends the change with this `tag`. Returns `entry` if the fd has got another object meanwhile:
+    /// the kernel opened it again, and that object was installed over the tag.
+    fn put(&self, tag: *mut Entry, entry: *mut Entry) -> *mut Entry {
         let put = self
             .0
-            .compare_exchange(mark, entry, Ordering::SeqCst, Ordering::Relaxed);
+            .compare_exchange(tag, entry, Ordering::SeqCst, Ordering::Relaxed);
         match put {
             Ok(_) => ptr::null_mut(),
             Err(_) => entry,
@@ -319,14 +320,14 @@ impl Slot {
     }
 
     /// Keeps the fd from being looked up and copied, if `is_meant` returns true for its object. The
-    /// entry may still be in use. Signals must be held back until [`give_back`](Self::give_back) or
+    /// entry may still be in use. Signals must be blocked until [`give_back`](Self::give_back) or
     /// [`end_demotion`](Self::end_demotion).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
-        let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
+        let is_meant = |hazard: &Hazard| is_meant(&hazard.entry().object);
         let mut backoff = Backoff::new();
-        while let Some(in_use) = InUse::begin(self).filter(is_meant) {
-            let entry = ptr::from_ref(in_use.entry()).cast_mut();
-            let held = mark_by(entry);
+        while let Some(hazard) = Hazard::begin(self).filter(is_meant) {
+            let entry = ptr::from_ref(hazard.entry()).cast_mut();
+            let held = tag_by(entry);
             let place = &self.0;
             if place
                 .compare_exchange(entry, held, Ordering::SeqCst, Ordering::Relaxed)
@@ -334,7 +335,7 @@ impl Slot {
             {
                 return Some(entry);
             }
-            drop(in_use);
+            drop(hazard);
             backoff.wait();
         }
         None
@@ -345,31 +346,31 @@ impl Slot {
     fn try_to_hold(&self) -> Option<*mut Entry> {
         let entry = self.unless_changing()?.as_ptr();
         self.0
-            .compare_exchange(entry, mark_by(entry), Ordering::SeqCst, Ordering::Relaxed)
+            .compare_exchange(entry, tag_by(entry), Ordering::SeqCst, Ordering::Relaxed)
             .ok()
     }
 
     /// Makes the slot lead to its old entry again.
     pub(crate) fn give_back(&self, held: *mut Entry) {
-        in_use::release(self.put(mark_by(held), held));
+        hazard::release(self.put(tag_by(held), held));
     }
 
     /// Empties the slot.
     pub(crate) fn end_demotion(&self, held: *mut Entry) {
-        self.put(mark_by(held), ptr::null_mut());
-        in_use::release(held);
+        self.put(tag_by(held), ptr::null_mut());
+        hazard::release(held);
     }
 
     /// Like `end_demotion`, for an entry that no call uses any more.
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
-    /// [`hazard::wait_until_all_unused`], or has found out by [`hazard::each_used`].
+    /// [`hazard_records::wait_until_all_unused`], or has found out by [`hazard_records::each_used`].
     pub(crate) unsafe fn end_demotion_of_unused(&self, held: *mut Entry) {
-        self.put(mark_by(held), ptr::null_mut());
+        self.put(tag_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.
-        unsafe { in_use::free(held) };
+        unsafe { hazard::free(held) };
     }
 
     /// Makes the slot lead to its old entry again, with another object. This needs no memory.
@@ -409,7 +410,7 @@ pub(crate) type HeldEntry = (usize, *mut Entry);
 /// those that are being changed or copied, are left alone. So this neither waits nor sorts, unlike
 /// [`Slot::hold`] for each slot.
 ///
-/// `held` is an empty list with room for all slots. Signals must be held back, as for [`Slot::hold`].
+/// `held` is an empty list with room for all slots. Signals must be blocked, as for [`Slot::hold`].
 pub(crate) fn empty_unused(
     slots: &[Slot],
     held: &mut Vec<HeldEntry>,
@@ -418,8 +419,8 @@ pub(crate) fn empty_unused(
 ) {
     for (at, slot) in slots.iter().enumerate() {
         // Another thread's fork may copy a held slot to a child, so one whose object stays is not held even for a moment.
-        let is_found = |in_use: InUse| is_meant(&in_use.entry().object);
-        if InUse::try_begin(slot).is_some_and(is_found)
+        let is_found = |hazard: Hazard| is_meant(&hazard.entry().object);
+        if Hazard::try_begin(slot).is_some_and(is_found)
             && let Some(entry) = slot.try_to_hold()
         {
             // SAFETY: it is held, so no other thread frees it.
@@ -433,7 +434,7 @@ pub(crate) fn empty_unused(
         return;
     }
     // Few at most: while a record names an entry, its thread does not block.
-    hazard::each_used(|used| {
+    hazard_records::each_used(|used| {
         let found = held.iter().position(|&(_, entry)| entry == used);
         if let Some((at, entry)) = found.map(|found| held.swap_remove(found)) {
             slots[at].give_back(entry);

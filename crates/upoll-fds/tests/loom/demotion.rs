@@ -10,13 +10,12 @@ use upoll::Errno;
 
 use super::look_ups::{close, slot_of, use_several_from_a_thread, use_two_from_a_thread};
 use crate::counts;
-use crate::harness::{model, must_fail_without};
-use crate::hazard;
+use crate::harness::model;
+use crate::hazard_records;
 use crate::held::hold;
 use crate::object::Object;
-use crate::signals::HeldBack;
+use crate::signals::Blocked;
 use crate::slot::{self, Entry, Slot};
-use crate::sync::Rule;
 use crate::table;
 
 /// A call uses one fd and then a second one of an object that is being demoted: it does not
@@ -27,7 +26,7 @@ fn using_several_against_demoting() {
         let slots = [slot_of(&object), slot_of(&Object::new())];
         let using = use_several_from_a_thread(&slots);
         let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
-        assert!(hazard::wait_until_unused(one, usize::MAX));
+        assert!(hazard_records::wait_until_unused(one, usize::MAX));
         object.be_transferred();
         slots[0].give_back(one);
         slots[1].give_back(other);
@@ -41,9 +40,8 @@ fn a_call_on_several_waits_for_no_change() {
     using_several_against_demoting();
 }
 
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_with_others_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_several_against_demoting);
+broken_variants! { using_several_against_demoting =>
+    an_object_that_is_demoted_while_it_is_used_with_others_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A call uses one fd and then a second one of an object that is being demoted.
@@ -54,7 +52,7 @@ fn using_two_against_demoting() {
         let using = use_two_from_a_thread(&slots);
         let held = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
         for entry in held {
-            assert!(hazard::wait_until_unused(entry, usize::MAX));
+            assert!(hazard_records::wait_until_unused(entry, usize::MAX));
         }
         object.be_transferred();
         for (slot, entry) in slots.iter().zip(held) {
@@ -70,9 +68,8 @@ fn a_call_on_two_waits_for_no_change_while_it_uses_one() {
     using_two_against_demoting();
 }
 
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_with_another_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_two_against_demoting);
+broken_variants! { using_two_against_demoting =>
+    an_object_that_is_demoted_while_it_is_used_with_another_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A look-up against an object that is demoted: it has the object before, or finds
@@ -91,7 +88,7 @@ fn using_against_demoting() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(hazard::wait_until_unused(held, usize::MAX));
+        assert!(hazard_records::wait_until_unused(held, usize::MAX));
         object.be_transferred();
         has_kernel_it.store(true, Ordering::Relaxed);
         slot.end_demotion(held);
@@ -105,14 +102,10 @@ fn an_object_that_is_demoted_is_used_before_or_found_to_be_the_kernels() {
     using_against_demoting();
 }
 
-#[test]
-fn a_look_up_that_does_not_wait_takes_an_object_that_is_being_demoted_for_the_kernels() {
-    must_fail_without(Rule::WaitWhileChanging, using_against_demoting);
-}
-
-#[test]
-fn an_object_that_is_demoted_while_it_is_used_is_used_by_two() {
-    must_fail_without(Rule::WaitUntilUnused, using_against_demoting);
+broken_variants! { using_against_demoting =>
+    a_look_up_that_does_not_wait_takes_an_object_that_is_being_demoted_for_the_kernels:
+        must_fail_without WaitWhileChanging;
+    an_object_that_is_demoted_while_it_is_used_is_used_by_two: must_fail_without WaitUntilUnused;
 }
 
 /// A call takes a reference to an object and goes on with that, while another thread demotes the object if nobody
@@ -130,7 +123,7 @@ fn owning_against_demoting() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(hazard::wait_until_unused(held, usize::MAX));
+        assert!(hazard_records::wait_until_unused(held, usize::MAX));
         // The slot's and the model's own.
         if object.references() == 2 {
             object.be_transferred();
@@ -146,9 +139,8 @@ fn an_object_without_other_owners_is_demoted_alone() {
     owning_against_demoting();
 }
 
-#[test]
-fn owners_are_counted_too_early_if_calls_are_not_waited_for() {
-    must_fail_without(Rule::WaitUntilUnused, owning_against_demoting);
+broken_variants! { owning_against_demoting =>
+    owners_are_counted_too_early_if_calls_are_not_waited_for: must_fail_without WaitUntilUnused;
 }
 
 /// Returns a set that both fds of the table stand for.
@@ -178,7 +170,7 @@ fn adding_a_member_against_demoting() {
         };
         {
             let is_meant = |found: &Object| !found.has_members();
-            let mut held = hold(is_meant, &HeldBack::begin()).unwrap();
+            let mut held = hold(is_meant, &Blocked::all()).unwrap();
             for group in held.groups() {
                 assert_eq!(group.objects().count(), 2, "an fd still leads to the set");
                 assert!(!set.has_members(), "the kernel's set lacks a member");
@@ -197,22 +189,13 @@ fn a_set_that_gets_a_member_before_it_is_demoted_stays_with_all_its_fds() {
     adding_a_member_against_demoting();
 }
 
-#[test]
-fn a_set_is_demoted_without_one_of_its_fds_if_each_is_held_by_itself() {
-    must_fail_without(Rule::HoldAllOfASet, adding_a_member_against_demoting);
+broken_variants! { adding_a_member_against_demoting =>
+    a_set_is_demoted_without_one_of_its_fds_if_each_is_held_by_itself: must_fail_without HoldAllOfASet;
+    a_set_is_demoted_with_a_member_if_nobody_asks_again: must_fail_without AskAgain;
+    a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about: must_fail_without AskOnce;
 }
 
-#[test]
-fn a_set_is_demoted_with_a_member_if_nobody_asks_again() {
-    must_fail_without(Rule::AskAgain, adding_a_member_against_demoting);
-}
-
-#[test]
-fn a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about() {
-    must_fail_without(Rule::AskOnce, adding_a_member_against_demoting);
-}
-
-/// A call becomes an owner of a set by one of its fds and goes on with that, while another thread hands the set over if it
+/// A call becomes an owner of a set by one of its fds and goes on with that, while another thread demotes the set if it
 /// has no other owners than the thread and the fds.
 fn owning_a_set_against_demoting() {
     model(3, || {
@@ -223,7 +206,7 @@ fn owning_a_set_against_demoting() {
             }
         });
         {
-            let mut held = hold(|_| true, &HeldBack::begin()).unwrap();
+            let mut held = hold(|_| true, &Blocked::all()).unwrap();
             for group in held.groups() {
                 if group.is_owned_by_one_more() {
                     set.be_transferred();
@@ -241,14 +224,9 @@ fn a_set_that_no_call_owns_is_demoted_alone() {
     owning_a_set_against_demoting();
 }
 
-#[test]
-fn a_set_whose_owners_are_not_counted_is_demoted_while_a_call_uses_it() {
-    must_fail_without(Rule::CountOwners, owning_a_set_against_demoting);
-}
-
-#[test]
-fn the_owners_of_a_set_are_counted_too_early_if_calls_are_not_waited_for() {
-    must_fail_without(Rule::WaitUntilUnused, owning_a_set_against_demoting);
+broken_variants! { owning_a_set_against_demoting =>
+    a_set_whose_owners_are_not_counted_is_demoted_while_a_call_uses_it: must_fail_without CountOwners;
+    the_owners_of_a_set_are_counted_too_early_if_calls_are_not_waited_for: must_fail_without WaitUntilUnused;
 }
 
 /// Demotes `object`, if the slots lead to it. Returns which slots were held.
@@ -257,7 +235,7 @@ fn demote(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
         .each_ref()
         .map(|slot| slot.hold(|found| found.is(object)));
     for &entry in held.iter().flatten() {
-        assert!(hazard::wait_until_unused(entry, usize::MAX));
+        assert!(hazard_records::wait_until_unused(entry, usize::MAX));
     }
     if held.iter().any(Option::is_some) {
         object.be_transferred();
@@ -315,7 +293,7 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
                 thread::spawn(move || slot.install(Entry::new(new).unwrap()))
             };
             if let Some(held) = slot.hold(|found| found.is(&old)) {
-                assert!(hazard::wait_until_unused(held, usize::MAX));
+                assert!(hazard_records::wait_until_unused(held, usize::MAX));
                 old.be_transferred();
                 match gives_back {
                     true => slot.give_back(held),
@@ -414,14 +392,10 @@ fn an_unused_object_is_the_kernels_before_or_after_a_call_that_uses_it() {
     using_against_emptying();
 }
 
-#[test]
-fn a_slot_that_is_emptied_is_taken_for_the_kernels_before_that_by_a_look_up_that_does_not_wait() {
-    must_fail_without(Rule::WaitWhileChanging, using_against_emptying);
-}
-
-#[test]
-fn a_slot_is_emptied_though_its_object_is_used_if_no_record_is_checked() {
-    must_fail_without(Rule::WaitUntilUnused, using_against_emptying);
+broken_variants! { using_against_emptying =>
+    a_slot_that_is_emptied_is_taken_for_the_kernels_before_that_by_a_look_up_that_does_not_wait:
+        must_fail_without WaitWhileChanging;
+    a_slot_is_emptied_though_its_object_is_used_if_no_record_is_checked: must_fail_without WaitUntilUnused;
 }
 
 #[test]
@@ -594,9 +568,8 @@ fn an_fd_that_moves_is_held_at_the_old_place_or_at_the_new_one() {
     moving_against_demoting(false);
 }
 
-#[test]
-fn an_fd_that_moves_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, || moving_against_demoting(false));
+broken_variants! { || moving_against_demoting(false) =>
+    an_fd_that_moves_is_missed_by_passes_that_do_not_look_for_copies: must_fail_without CheckForCopies;
 }
 
 #[test]
@@ -604,9 +577,8 @@ fn the_copy_of_an_fd_that_is_closed_meanwhile_is_held() {
     moving_against_demoting(true);
 }
 
-#[test]
-fn the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, || moving_against_demoting(true));
+broken_variants! { || moving_against_demoting(true) =>
+    the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_copies: must_fail_without CheckForCopies;
 }
 
 /// An fd is copied in each pass over the slots, as soon as that may be.
@@ -634,9 +606,8 @@ fn passes_end_although_an_fd_is_copied_all_the_time() {
     copying_in_each_pass();
 }
 
-#[test]
-fn passes_that_do_not_keep_copies_from_beginning_do_not_end() {
-    must_fail_without(Rule::PassWithoutCopies, copying_in_each_pass);
+broken_variants! { copying_in_each_pass =>
+    passes_that_do_not_keep_copies_from_beginning_do_not_end: must_fail_without PassWithoutCopies;
 }
 
 /// An fd is copied while another thread closes it, and a third one looks whether any fd is user-level.
@@ -669,7 +640,6 @@ fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
     copying_and_closing_against_looking();
 }
 
-#[test]
-fn a_copy_of_an_fd_that_is_closed_is_missed_by_a_look_that_does_not_look_for_copies() {
-    must_fail_without(Rule::LookForCopies, copying_and_closing_against_looking);
+broken_variants! { copying_and_closing_against_looking =>
+    a_copy_of_an_fd_that_is_closed_is_missed_by_a_look_that_does_not_look_for_copies: must_fail_without CheckForCopies;
 }

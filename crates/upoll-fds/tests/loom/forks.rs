@@ -6,8 +6,8 @@ use loom::thread::{self, JoinHandle};
 
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::fd::Fd;
-use crate::harness::{model, must_fail_without, must_hang_without};
-use crate::sync::{Rule, handle_signal};
+use crate::harness::model;
+use crate::sync::handle_signal;
 
 /// The process forks: all of `fds` are as a child may have them.
 fn fork(fds: &[Fd]) {
@@ -51,34 +51,13 @@ fn a_fork_takes_place_before_or_after_a_change() {
     changing_against_forking();
 }
 
-#[test]
-fn a_change_that_looks_before_it_is_counted_is_met_by_a_fork() {
-    must_fail_without(Rule::CountThenLook, changing_against_forking);
-}
-
-#[test]
-fn a_fork_that_looks_before_it_says_so_meets_a_change() {
-    must_fail_without(Rule::SayThenLook, changing_against_forking);
-}
-
-#[test]
-fn a_fork_that_waits_for_nobody_meets_a_change() {
-    must_fail_without(Rule::WaitForChanges, changing_against_forking);
-}
-
-#[test]
-fn a_fork_that_is_not_ordered_after_changes_sees_one_half_made() {
-    must_fail_without(Rule::ChangeBeforeFork, changing_against_forking);
-}
-
-#[test]
-fn a_change_that_is_not_ordered_after_forks_is_seen_by_one_before() {
-    must_fail_without(Rule::ForkBeforeChange, changing_against_forking);
-}
-
-#[test]
-fn a_refused_change_that_stays_counted_is_waited_for_for_ever() {
-    must_hang_without(Rule::CountNoMoreWhenRefused, changing_against_forking);
+broken_variants! { changing_against_forking =>
+    a_change_that_looks_before_it_is_counted_is_met_by_a_fork: must_fail_without CountThenCheck;
+    a_fork_that_looks_before_it_says_so_meets_a_change: must_fail_without PublishThenCheck;
+    a_fork_that_waits_for_nobody_meets_a_change: must_fail_without WaitForChanges;
+    a_fork_that_is_not_ordered_after_changes_sees_one_half_made: must_fail_without ChangeBeforeFork;
+    a_change_that_is_not_ordered_after_forks_is_seen_by_one_before: must_fail_without ForkBeforeChange;
+    a_refused_change_that_stays_counted_is_waited_for_for_ever: must_hang_without CountNoMoreWhenRefused;
 }
 
 /// Two threads make fds while a third one forks and then makes changes: what comes during the fork is
@@ -111,14 +90,9 @@ fn a_fork_waits_for_changes_of_two_threads() {
     making_two_against_forking();
 }
 
-#[test]
-fn of_two_changes_one_that_looks_before_it_is_counted_is_met_by_a_fork() {
-    must_fail_without(Rule::CountThenLook, making_two_against_forking);
-}
-
-#[test]
-fn a_fork_that_is_not_ordered_after_two_changes_sees_one_half_made() {
-    must_fail_without(Rule::ChangeBeforeFork, making_two_against_forking);
+broken_variants! { making_two_against_forking =>
+    of_two_changes_one_that_looks_before_it_is_counted_is_met_by_a_fork: must_fail_without CountThenCheck;
+    a_fork_that_is_not_ordered_after_two_changes_sees_one_half_made: must_fail_without ChangeBeforeFork;
 }
 
 /// Two threads fork, of which one then changes an fd. (Not a third thread: loom does not come to an end
@@ -142,9 +116,8 @@ fn a_change_waits_for_the_end_of_both_forks() {
     changing_against_two_forks();
 }
 
-#[test]
-fn a_change_that_waits_for_one_of_two_forks_is_met_by_the_other() {
-    must_fail_without(Rule::CountForks, changing_against_two_forks);
+broken_variants! { changing_against_two_forks =>
+    a_change_that_waits_for_one_of_two_forks_is_met_by_the_other: must_fail_without CountForks;
 }
 
 /// A thread makes a change in the midst of another one, while a second thread forks and makes one in
@@ -175,14 +148,9 @@ fn changes_within_changes_and_forks_wait_for_nobody() {
     changing_within_changes_and_forks();
 }
 
-#[test]
-fn a_change_within_another_that_waits_for_a_fork_waits_for_ever() {
-    must_hang_without(Rule::ChangeWithinAChange, changing_within_changes_and_forks);
-}
-
-#[test]
-fn a_change_within_a_fork_that_waits_for_that_waits_for_ever() {
-    must_hang_without(Rule::ChangeWithinAFork, changing_within_changes_and_forks);
+broken_variants! { changing_within_changes_and_forks =>
+    a_change_within_another_that_waits_for_a_fork_waits_for_ever: must_hang_without ChangeWithinAChange;
+    a_change_within_a_fork_that_waits_for_that_waits_for_ever: must_hang_without ChangeWithinAFork;
 }
 
 /// A thread forks in the midst of a change, as a signal handler does, while another one makes a change.
@@ -204,14 +172,9 @@ fn a_fork_within_a_change_waits_for_others_only() {
     forking_within_a_change();
 }
 
-#[test]
-fn a_fork_that_waits_for_a_change_of_its_own_thread_waits_for_ever() {
-    must_hang_without(Rule::ForkWithinAChange, forking_within_a_change);
-}
-
-#[test]
-fn a_fork_within_a_change_that_waits_for_nobody_meets_the_other() {
-    must_fail_without(Rule::WaitForChanges, forking_within_a_change);
+broken_variants! { forking_within_a_change =>
+    a_fork_that_waits_for_a_change_of_its_own_thread_waits_for_ever: must_hang_without ForkWithinAChange;
+    a_fork_within_a_change_that_waits_for_nobody_meets_the_other: must_fail_without WaitForChanges;
 }
 
 /// A signal handler forks, or makes a change, at each point of a change and of a fork that it interrupts: it waits

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread::{self, JoinHandle};
 
-use crate::harness::{holds_without, model, must_fail_without};
+use crate::harness::{holds_without, model};
 use crate::object::Object;
-use crate::slot::{Entry, Slot, in_use};
+use crate::slot::{Entry, Slot, hazard};
 use crate::sync::Rule;
 
 pub(super) fn slot_of(object: &Object) -> Arc<Slot> {
@@ -26,7 +26,7 @@ fn use_from_a_thread(slot: &Arc<Slot>) -> JoinHandle<bool> {
 pub(super) fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
     let slots = slots.clone();
     thread::spawn(move || {
-        let several = in_use::Several::new();
+        let several = hazard::Several::new();
         let entries = slots.each_ref().map(|slot| several.add(slot));
         for entry in entries.into_iter().flatten() {
             entry.object.be_used();
@@ -38,13 +38,13 @@ pub(super) fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()
 pub(super) fn use_two_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
     let slots = slots.clone();
     thread::spawn(move || {
-        while let Some(in_use) = in_use::InUse::begin(&slots[0]) {
-            let Ok(another) = in_use.add(&slots[1]) else {
-                drop(in_use);
+        while let Some(hazard) = hazard::Hazard::begin(&slots[0]) {
+            let Ok(another) = hazard.add(&slots[1]) else {
+                drop(hazard);
                 slots[1].outlast_change();
                 continue;
             };
-            in_use.entry().object.be_used();
+            hazard.entry().object.be_used();
             if let Some(another) = another {
                 another.object.be_used();
             }
@@ -85,29 +85,12 @@ fn an_open_file_goes_after_the_last_call_that_uses_it() {
     using_against_closing();
 }
 
-#[test]
-fn a_look_up_whose_record_is_not_seen_uses_what_is_gone() {
-    must_fail_without(Rule::BarrierBeforeReading, using_against_closing);
-}
-
-#[test]
-fn a_look_up_that_does_not_look_again_uses_what_is_gone() {
-    must_fail_without(Rule::LookAgain, using_against_closing);
-}
-
-#[test]
-fn a_close_that_waits_for_nobody_takes_the_open_file_away() {
-    must_fail_without(Rule::WaitUntilUnused, using_against_closing);
-}
-
-#[test]
-fn a_call_that_does_not_let_go_when_asked_leaves_the_file_open() {
-    must_fail_without(Rule::LetGoWhenAsked, using_against_closing);
-}
-
-#[test]
-fn a_close_that_does_not_look_again_after_asking_leaves_the_file_open() {
-    must_fail_without(Rule::LookAgainAfterAsking, using_against_closing);
+broken_variants! { using_against_closing =>
+    a_look_up_whose_record_is_not_seen_uses_what_is_gone: must_fail_without BarrierBeforeReading;
+    a_look_up_that_does_not_look_again_uses_what_is_gone: must_fail_without Recheck;
+    a_close_that_waits_for_nobody_takes_the_open_file_away: must_fail_without WaitUntilUnused;
+    a_call_that_does_not_let_go_when_asked_leaves_the_file_open: must_fail_without LetGoWhenAsked;
+    a_close_that_does_not_look_again_after_asking_leaves_the_file_open: must_fail_without RecheckAfterAsking;
 }
 
 /// Two calls use an entry that another object replaces: the last call releases it. The calls take one
@@ -130,9 +113,8 @@ fn an_open_file_that_two_calls_use_goes_with_the_last() {
     two_using_against_closing();
 }
 
-#[test]
-fn two_calls_of_which_none_lets_go_leave_the_file_open() {
-    must_fail_without(Rule::LetGoWhenAsked, two_using_against_closing);
+broken_variants! { two_using_against_closing =>
+    two_calls_of_which_none_lets_go_leave_the_file_open: must_fail_without LetGoWhenAsked;
 }
 
 /// An fd is copied and looked up while what it stands for gives way to another object.
@@ -185,19 +167,10 @@ fn an_object_that_a_call_uses_with_others_goes_when_the_call_is_over() {
     using_several_against_closing();
 }
 
-#[test]
-fn several_that_are_not_looked_at_again_are_used_when_gone() {
-    must_fail_without(Rule::LookAgain, using_several_against_closing);
-}
-
-#[test]
-fn several_that_are_not_waited_for_are_taken_away() {
-    must_fail_without(Rule::WaitUntilUnused, using_several_against_closing);
-}
-
-#[test]
-fn a_call_on_several_that_does_not_let_go_leaves_one_open() {
-    must_fail_without(Rule::LetGoWhenAsked, using_several_against_closing);
+broken_variants! { using_several_against_closing =>
+    several_that_are_not_looked_at_again_are_used_when_gone: must_fail_without Recheck;
+    several_that_are_not_waited_for_are_taken_away: must_fail_without WaitUntilUnused;
+    a_call_on_several_that_does_not_let_go_leaves_one_open: must_fail_without LetGoWhenAsked;
 }
 
 /// A call uses a second object besides the first one.
@@ -218,19 +191,10 @@ fn look_ups_with_fences_instead_of_barriers_use_nothing_that_is_gone() {
     }
 }
 
-#[test]
-fn a_second_object_whose_record_is_not_seen_is_used_when_gone() {
-    must_fail_without(Rule::BarrierBeforeReading, using_two_against_closing);
-}
-
-#[test]
-fn a_second_object_that_is_not_looked_at_again_is_used_when_gone() {
-    must_fail_without(Rule::LookAgain, using_two_against_closing);
-}
-
-#[test]
-fn a_call_on_two_that_does_not_let_go_leaves_one_open() {
-    must_fail_without(Rule::LetGoWhenAsked, using_two_against_closing);
+broken_variants! { using_two_against_closing =>
+    a_second_object_whose_record_is_not_seen_is_used_when_gone: must_fail_without BarrierBeforeReading;
+    a_second_object_that_is_not_looked_at_again_is_used_when_gone: must_fail_without Recheck;
+    a_call_on_two_that_does_not_let_go_leaves_one_open: must_fail_without LetGoWhenAsked;
 }
 
 /// A look-up against an fd that is replaced, after an attempt that the kernel refuses: it finds
@@ -255,9 +219,8 @@ fn an_fd_that_is_replaced_leads_to_the_one_or_the_other() {
     using_against_replacing();
 }
 
-#[test]
-fn a_look_up_that_does_not_wait_for_a_change_finds_nothing() {
-    must_fail_without(Rule::WaitWhileChanging, using_against_replacing);
+broken_variants! { using_against_replacing =>
+    a_look_up_that_does_not_wait_for_a_change_finds_nothing: must_fail_without WaitWhileChanging;
 }
 
 /// Two threads begin, with one record free that an ended thread has left, while the fd
@@ -281,9 +244,8 @@ fn a_record_that_changes_hands_is_one_threads_at_a_time() {
     taking_records_against_closing();
 }
 
-#[test]
-fn a_record_that_two_threads_take_hides_that_one_of_them_uses_the_file() {
-    must_fail_without(Rule::TakeInOneStep, taking_records_against_closing);
+broken_variants! { taking_records_against_closing =>
+    a_record_that_two_threads_take_hides_that_one_of_them_uses_the_file: must_fail_without TakeInOneStep;
 }
 
 /// The kernel opens an fd again while its close is about to end, and the new object is changed.
@@ -317,7 +279,6 @@ fn a_close_does_not_end_the_change_of_the_fds_next_object() {
     closing_against_the_next_change();
 }
 
-#[test]
-fn changes_that_are_not_told_apart_end_each_other() {
-    must_fail_without(Rule::OwnMark, closing_against_the_next_change);
+broken_variants! { closing_against_the_next_change =>
+    changes_that_are_not_told_apart_end_each_other: must_fail_without OwnTag;
 }

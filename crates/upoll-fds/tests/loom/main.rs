@@ -10,8 +10,8 @@ mod change;
 mod counts;
 #[path = "../../../upoll/tests/loom/harness.rs"]
 mod harness;
-#[path = "../../src/hazard.rs"]
-mod hazard;
+#[path = "../../src/hazard_records.rs"]
+mod hazard_records;
 #[path = "../../src/held.rs"]
 #[expect(dead_code, reason = "only the library transfers what is held")]
 mod held;
@@ -27,6 +27,16 @@ mod slot;
 #[path = "../../src/sync.rs"]
 mod sync;
 
+/// Tests of broken variants: `name: must_fail_without RULE;` after the model.
+macro_rules! broken_variants {
+    ($model:expr => $($name:ident: $outcome:ident $rule:ident;)*) => { $(
+        #[test]
+        fn $name() {
+            crate::harness::$outcome(crate::sync::Rule::$rule, $model);
+        }
+    )* };
+}
+
 mod activation;
 mod any_fds;
 mod demotion;
@@ -41,15 +51,15 @@ use crate::sync::{Rule, break_rule};
 
 /// Models have no signals.
 mod signals {
-    pub(crate) struct HeldBack;
+    pub(crate) struct Blocked;
 
-    impl HeldBack {
-        pub(crate) fn begin() -> Self {
-            HeldBack
+    impl Blocked {
+        pub(crate) fn all() -> Self {
+            Blocked
         }
     }
 
-    impl Drop for HeldBack {
+    impl Drop for Blocked {
         fn drop(&mut self) {}
     }
 

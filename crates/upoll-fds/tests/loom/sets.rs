@@ -7,9 +7,9 @@ use loom::thread;
 
 use crate::change::{begin_fork, end_fork};
 use crate::counts;
-use crate::harness::{model, must_fail_without};
+use crate::harness::model;
 use crate::plain_sets::{Generations, Record};
-use crate::sync::{self, Rule, handle_signal, signal_point};
+use crate::sync::{self, handle_signal, signal_point};
 
 /// A thread makes a plain set while another one forks: a set that the child has is of a generation that has
 /// ended.
@@ -39,9 +39,8 @@ fn a_set_that_a_child_has_is_of_a_past_generation() {
     making_a_set_against_forking();
 }
 
-#[test]
-fn a_set_whose_maker_looks_first_is_met_by_a_fork() {
-    must_fail_without(Rule::NoteThenLook, making_a_set_against_forking);
+broken_variants! { making_a_set_against_forking =>
+    a_set_whose_maker_looks_first_is_met_by_a_fork: must_fail_without NoteThenCheck;
 }
 
 /// Two threads make sets while a generation ends.
@@ -68,9 +67,8 @@ fn a_set_of_the_newest_generation_is_known_before_a_fork() {
     making_sets_in_two_generations();
 }
 
-#[test]
-fn a_set_is_forgotten_for_one_of_an_older_generation() {
-    must_fail_without(Rule::NoteTheNewest, making_sets_in_two_generations);
+broken_variants! { making_sets_in_two_generations =>
+    a_set_is_forgotten_for_one_of_an_older_generation: must_fail_without NoteTheNewest;
 }
 
 /// The state of a plain set that the model's threads use: its fds, the table and the kernel set.
@@ -175,9 +173,8 @@ fn no_thread_waits_in_the_kernel_set_of_a_set_that_was_taken_over() {
     waiting_against_taking_over();
 }
 
-#[test]
-fn a_wait_that_does_not_outlast_a_takeover_uses_the_kernel_set() {
-    must_fail_without(Rule::OutlastTake, waiting_against_taking_over);
+broken_variants! { waiting_against_taking_over =>
+    a_wait_that_does_not_outlast_a_takeover_uses_the_kernel_set: must_fail_without OutlastTake;
 }
 
 #[test]
@@ -245,14 +242,9 @@ fn a_kernel_set_that_gets_a_member_is_adopted() {
     adding_against_taking_over();
 }
 
-#[test]
-fn a_member_that_does_not_outlast_a_takeover_is_lost() {
-    must_fail_without(Rule::OutlastTake, adding_against_taking_over);
-}
-
-#[test]
-fn a_takeover_that_looks_for_members_before_its_claim_loses_one() {
-    must_fail_without(Rule::ClaimThenLook, adding_against_taking_over);
+broken_variants! { adding_against_taking_over =>
+    a_member_that_does_not_outlast_a_takeover_is_lost: must_fail_without OutlastTake;
+    a_takeover_that_looks_for_members_before_its_claim_loses_one: must_fail_without ClaimThenCheck;
 }
 
 /// A thread polls a set, as the kernel's if no fd may be user-level, while another one takes the set over, and a
@@ -321,14 +313,9 @@ fn a_set_whose_fd_is_being_copied_is_not_taken_over() {
     copying_against_taking_over();
 }
 
-#[test]
-fn a_copy_that_does_not_outlast_a_takeover_is_not_in_the_table() {
-    must_fail_without(Rule::OutlastTake, copying_against_taking_over);
-}
-
-#[test]
-fn a_takeover_that_looks_for_copies_before_its_claim_misses_one() {
-    must_fail_without(Rule::ClaimThenLook, copying_against_taking_over);
+broken_variants! { copying_against_taking_over =>
+    a_copy_that_does_not_outlast_a_takeover_is_not_in_the_table: must_fail_without OutlastTake;
+    a_takeover_that_looks_for_copies_before_its_claim_misses_one: must_fail_without ClaimThenCheck;
 }
 
 /// A thread copies an fd of a set that another one closes, and opens another file there: the copy may be of

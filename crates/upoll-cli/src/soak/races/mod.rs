@@ -398,10 +398,10 @@ impl Shared {
             }
             self.barrier.meet();
             self.act(races, 0, rng)?;
-            let mut looks = 0;
-            while looks < 1_000 && !self.is_done() {
+            let mut checks = 0;
+            while checks < 1_000 && !self.is_done() {
                 hint::spin_loop();
-                looks += 1;
+                checks += 1;
             }
             ensure!(
                 comes(Eagerness::Spinning, || self.is_done(), || self.busy()),

@@ -277,7 +277,7 @@ struct Receiver {
     seed: u64,
     /// True if it waits on objects of its own each time.
     is_new: bool,
-    looks: usize,
+    tries: usize,
     /// Made where the call is made: a process does not use the sets of its parent.
     kept: Mutex<Option<Waiting>>,
 }
@@ -292,7 +292,7 @@ impl Receiver {
             },
             seed: rng.u64(..),
             is_new: rng.usize(..4) == 0,
-            looks: [0, 500][rng.usize(..2)],
+            tries: [0, 500][rng.usize(..2)],
             kept: Mutex::default(),
         }
     }
@@ -312,8 +312,8 @@ impl Receiver {
             }
         };
         while from.received.load(Ordering::SeqCst) < expected {
-            let looked = || waiting.look().transpose();
-            let found = (0..self.looks).find_map(|_| looked());
+            let received = || waiting.try_receive().transpose();
+            let found = (0..self.tries).find_map(|_| received());
             let units = found.unwrap_or_else(|| waiting.receive())?;
             let before = from.received.fetch_add(units, Ordering::SeqCst);
             if before < expected && before + units >= expected {

@@ -17,7 +17,7 @@ pub(super) const RACES: &[Maker] = &[
     scan,
     scan,
     lone_edge,
-    look_of_a_writer,
+    harvest_of_a_writer,
     new_interest,
     armed_anew,
     nested_add,
@@ -68,8 +68,8 @@ fn lone_edge(rng: &mut Rng) -> Result<Race> {
         }))
 }
 
-/// A writer looks for what it wrote, while the interest is set anew.
-fn look_of_a_writer(rng: &mut Rng) -> Result<Race> {
+/// A writer harvests what it wrote, while the interest is set anew.
+fn harvest_of_a_writer(rng: &mut Rng) -> Result<Race> {
     let watched = Watched::new(any_channel(rng)?, LEVEL)?;
     let name = format!("MOD beside a write to {:?}", watched.channel);
     Ok(race(name, watched)

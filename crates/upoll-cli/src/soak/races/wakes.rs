@@ -172,7 +172,7 @@ impl Waiting {
     }
 
     /// Takes units if a set reports the channel, and does not wait.
-    pub(super) fn look(&self) -> Result<Option<usize>> {
+    pub(super) fn try_receive(&self) -> Result<Option<usize>> {
         let has_set = matches!(self.way, Way::Set | Way::SetAbove);
         Ok(match has_set && harvest(&self.set)? > 0 {
             true => Some(self.channel.drain() as usize).filter(|units| *units > 0),
@@ -398,24 +398,24 @@ fn new_waker(rng: &mut Rng) -> Result<Race> {
         }))
 }
 
-/// A poll context looks while a unit comes; the next call finds the unit.
+/// A poll context polls while a unit comes; the next call finds the unit.
 fn kept_mark(rng: &mut Rng) -> Result<Race> {
     let channel = any_channel(rng)?;
     let name = format!("a context looks at {channel:?}");
-    let look = |context: &Mutex<PollContext>, channel: &Channel| -> Result<usize> {
+    let poll = |context: &Mutex<PollContext>, channel: &Channel| -> Result<usize> {
         let mut list = [PollFd::new(channel, Events::IN)];
         Ok(lock(context).poll(&mut list, Timeout::NOW)?)
     };
     let is_new = rng.bool();
     Ok(race(name, (Mutex::new(PollContext::new()), channel))
         .call(|(_, channel), _| send(channel))
-        .call(move |(context, channel), _| look(context, channel))
+        .call(move |(context, channel), _| poll(context, channel))
         .settle(move |(context, channel), _| {
-            ensure!(look(context, channel)? == 1, "a unit is not found");
+            ensure!(poll(context, channel)? == 1, "a unit is not found");
             channel.drain();
-            let found = look(context, channel)?;
+            let found = poll(context, channel)?;
             ensure!(found == 0, "a unit is found that was taken");
-            // Marked, and idle at the next look.
+            // Marked, and idle at the next poll.
             channel.disturb();
             if is_new {
                 lock(context).clear();

@@ -1,7 +1,7 @@
 //! Hazard pointers: which entry of the table a thread is using right now.
 //!
 //! A call that finds an object by its fd stores the address of the entry in a record of its thread. A thread that
-//! takes an entry out of the table waits until no record names it. [`in_use`](crate::slot::in_use) has the protocol;
+//! takes an entry out of the table waits until no record names it. [`hazard`](crate::slot::hazard) has the protocol;
 //! this module knows addresses only.
 //!
 //! With epoch-based reclamation, a close could return while an unrelated thread keeps the open file alive by its
@@ -33,8 +33,8 @@ pub(crate) struct Record {
     pub(crate) entry: AtomicPtr<()>,
     /// A second entry of the same call; null while `entry` is.
     pub(crate) another: AtomicPtr<()>,
-    /// The mark of a call that may block.
-    pub(crate) mark: AtomicPtr<()>,
+    /// The thing that a call is blocked on; null if the call does not block.
+    pub(crate) blocked_on: AtomicPtr<()>,
     /// The thread's record for a call inside this one: from a signal handler, or from the `poll`
     /// of an embedder's object.
     pub(crate) deeper: AtomicPtr<Record>,
@@ -52,7 +52,7 @@ impl Record {
         Record {
             entry: AtomicPtr::new(ptr::null_mut()),
             another: AtomicPtr::new(ptr::null_mut()),
-            mark: AtomicPtr::new(ptr::null_mut()),
+            blocked_on: AtomicPtr::new(ptr::null_mut()),
             deeper: AtomicPtr::new(ptr::null_mut()),
             is_taken: AtomicBool::new(true),
             is_asked: AtomicBool::new(false),
@@ -208,7 +208,7 @@ mod kernel {
             let after = place.wrapping_add(1);
             match NEXT.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
-                    // SAFETY: there is room for whole records in the page; this one is ours.
+                    // SAFETY: there is room for whole records in the page; this one is the caller's alone.
                     return unsafe {
                         place.write(Record::taken());
                         &*place
@@ -415,7 +415,7 @@ pub(crate) fn forget_other_threads() {
     for record in records().filter(|record| !is_mine(record)) {
         record.entry.store(ptr::null_mut(), Ordering::Relaxed);
         record.another.store(ptr::null_mut(), Ordering::Relaxed);
-        record.mark.store(ptr::null_mut(), Ordering::Relaxed);
+        record.blocked_on.store(ptr::null_mut(), Ordering::Relaxed);
         record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
         record.is_asked.store(false, Ordering::Relaxed);
         record.is_taken.store(false, Ordering::Release);
@@ -437,31 +437,31 @@ fn is_mine(record: &Record) -> bool {
     })
 }
 
-/// A mark of a thread: an address, which is only compared.
+/// The thing that a thread is blocked on: an address, which is only compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark(pub(crate) *mut ());
+pub(crate) struct BlockedOn(pub(crate) *mut ());
 
-impl Mark {
+impl BlockedOn {
     pub(crate) fn of<T>(thing: &T) -> Self {
-        Mark(ptr::from_ref(thing).cast_mut().cast())
+        BlockedOn(ptr::from_ref(thing).cast_mut().cast())
     }
 }
 
-/// Returns whether no other thread has this mark. If `waits`, waits a while for that.
-pub(crate) fn wait_until_unmarked(mark: Mark, waits: bool) -> bool {
+/// Returns whether no other thread is blocked on this. If `waits`, waits a while for that.
+pub(crate) fn wait_until_none_blocked_on(blocked_on: BlockedOn, waits: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));
     others.all(|record| {
-        let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
+        let is_blocked = || record.blocked_on.load(Ordering::Acquire) == blocked_on.0;
         let tries = if waits { MOST_TRIES } else { 0 };
         let mut waiting = Backoff::new();
         for _ in 0..tries {
-            if !is_marked() {
+            if !is_blocked() {
                 return true;
             }
             waiting.wait();
         }
-        !is_marked()
+        !is_blocked()
     })
 }
 
@@ -539,7 +539,7 @@ pub(crate) fn is_used<T>(entry: *mut T) -> bool {
     records().any(|record| record.names(entry))
 }
 
-/// Returns whether a call of this thread uses an entry, or is marked. Such a call then calls delayed
+/// Returns whether a call of this thread uses an entry, or is blocked. Such a call then calls delayed
 /// signal handlers at its end.
 #[cfg(not(upoll_loom))]
 pub(crate) fn ask_this_thread() -> bool {
@@ -548,7 +548,7 @@ pub(crate) fn ask_this_thread() -> bool {
         // SAFETY: records are never freed.
         while let Some(record) = unsafe { own.as_ref() } {
             let is_used = !record.entry.load(Ordering::Relaxed).is_null()
-                || !record.mark.load(Ordering::Relaxed).is_null();
+                || !record.blocked_on.load(Ordering::Relaxed).is_null();
             if is_used {
                 // The outermost call.
                 record.is_asked.store(true, Ordering::Relaxed);

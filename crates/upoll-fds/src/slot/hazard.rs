@@ -2,7 +2,7 @@
 //!
 //! A call that finds an object by its fd stores the entry in a record of its thread, then checks
 //! that the fd still leads to the entry. It clears the record when it is done. A thread that takes
-//! an entry out of the table waits until no record names it ([`hazard`](crate::hazard)). A close thus takes effect
+//! an entry out of the table waits until no record names it ([`hazard_records`](crate::hazard_records)). A close thus takes effect
 //! after the calls that were under way, as in Linux, where each call holds the open file. Looking an fd up
 //! writes nothing that other threads write. A call that is about to block takes a reference of its
 //! own instead, so nobody waits for long.
@@ -18,10 +18,10 @@ use std::ptr::{self, NonNull};
 
 use super::{Entry, Slot};
 #[cfg(not(upoll_loom))]
-use crate::hazard;
-use crate::hazard::{
-    MOST_TRIES, Mark, Mine, Record, before_check, is_used, next_record, note, records, see_others,
-    wait_until_unused, wipe,
+use crate::hazard_records;
+use crate::hazard_records::{
+    BlockedOn, MOST_TRIES, Mine, Record, before_check, is_used, next_record, note, records,
+    see_others, wait_until_unused, wipe,
 };
 use crate::signals::Section;
 use crate::sync::{AtomicPtr, Ordering, Rule, broken, global};
@@ -36,15 +36,15 @@ global! {
 #[derive(Debug)]
 pub(crate) struct Changing;
 
-/// Keeps an entry alive. Values of one thread are dropped in the reverse order of their creation.
-pub(crate) struct InUse {
+/// A hazard pointer: keeps an entry alive. Values of one thread are dropped in the reverse order of their creation.
+pub(crate) struct Hazard {
     entry: NonNull<Entry>,
     record: &'static Record,
     /// The thread's own, looked up once.
     mine: *const Mine,
 }
 
-impl Drop for InUse {
+impl Drop for Hazard {
     #[inline]
     fn drop(&mut self) {
         // A model that has failed is over.
@@ -65,22 +65,22 @@ impl Drop for InUse {
 
 #[inline(always)]
 fn still_leads_to(slot: &Slot, entry: NonNull<Entry>) -> bool {
-    slot.word() == entry.as_ptr() || broken(Rule::LookAgain)
+    slot.word() == entry.as_ptr() || broken(Rule::Recheck)
 }
 
-impl InUse {
+impl Hazard {
     /// Uses the entry of `slot`. Returns `None` if it is empty.
     #[inline(always)]
-    pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
+    pub(crate) fn begin(slot: &Slot) -> Option<Hazard> {
         let entry = slot.settled()?;
         let (record, mine) = next_record();
         note(&record.entry, entry);
         // The result stays in registers unless the call begins again.
         let entry = match still_leads_to(slot, entry) {
             true => entry,
-            false => InUse::begin_again(slot, record, mine)?,
+            false => Hazard::begin_again(slot, record, mine)?,
         };
-        Some(InUse {
+        Some(Hazard {
             entry,
             record,
             mine,
@@ -89,16 +89,16 @@ impl InUse {
 
     /// Like `begin`, but also returns `None` if the slot is being changed.
     #[inline]
-    pub(crate) fn try_begin(slot: &Slot) -> Option<InUse> {
+    pub(crate) fn try_begin(slot: &Slot) -> Option<Hazard> {
         let entry = slot.unless_changing()?;
         let (record, mine) = next_record();
-        let in_use = InUse {
+        let hazard = Hazard {
             entry,
             record,
             mine,
         };
         note(&record.entry, entry);
-        still_leads_to(slot, entry).then_some(in_use)
+        still_leads_to(slot, entry).then_some(hazard)
     }
 
     /// Begins again after the slot has changed. Returns the entry that the record names in the end.
@@ -109,7 +109,7 @@ impl InUse {
         record: &'static Record,
         mine: *const Mine,
     ) -> Option<NonNull<Entry>> {
-        let in_use = InUse {
+        let hazard = Hazard {
             entry: NonNull::dangling(),
             record,
             mine,
@@ -119,8 +119,8 @@ impl InUse {
             wipe(record);
             let entry = slot.settled()?;
             note(&record.entry, entry);
-            if slot.leads_to(entry) || broken(Rule::LookAgain) {
-                std::mem::forget(in_use);
+            if slot.leads_to(entry) || broken(Rule::Recheck) {
+                std::mem::forget(hazard);
                 return Some(entry);
             }
         }
@@ -152,17 +152,17 @@ impl InUse {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Runs `call`, which may block, while the thread is marked instead of using the entry. Returns
-    /// `None` if `is_still` returns false once the thread is marked.
+    /// Runs `call`, which may block, while the record has `blocked_on` in place of the entry. Returns
+    /// `None` if `is_still` returns false once the record has it.
     #[inline]
-    pub(crate) fn while_marked<R>(
+    pub(crate) fn while_blocked_on<R>(
         self,
-        mark: Mark,
+        blocked_on: BlockedOn,
         is_still: impl FnOnce(&Entry) -> bool,
         call: impl FnOnce() -> R,
     ) -> Option<R> {
         let record = self.record;
-        record.mark.store(mark.0, Ordering::Relaxed);
+        record.blocked_on.store(blocked_on.0, Ordering::Relaxed);
         before_check();
         let is_still = is_still(self.entry());
         wipe(record);
@@ -170,7 +170,7 @@ impl InUse {
             let_go_as_asked(record);
         }
         let result = is_still.then(call);
-        record.mark.store(ptr::null_mut(), Ordering::Release);
+        record.blocked_on.store(ptr::null_mut(), Ordering::Release);
         // Delayed signal handlers run when `self` is dropped, at the end.
         result
     }
@@ -198,14 +198,14 @@ impl Several {
     /// Also uses the entry of `slot`. Returns `None` if the slot is empty or being changed.
     #[inline]
     pub(crate) fn add(&self, slot: &Slot) -> Option<&Entry> {
-        let in_use = InUse::try_begin(slot)?;
+        let hazard = Hazard::try_begin(slot)?;
         if self.first.get().is_none() {
-            self.first.set(Some(in_use.record));
-            self.mine.set(in_use.mine);
+            self.first.set(Some(hazard.record));
+            self.mine.set(hazard.mine);
         }
-        let entry = in_use.entry;
-        std::mem::forget(in_use);
-        // SAFETY: as in `InUse::entry`; the record names it until this goes.
+        let entry = hazard.entry;
+        std::mem::forget(hazard);
+        // SAFETY: as in `Hazard::entry`; the record names it until this goes.
         Some(unsafe { entry.as_ref() })
     }
 }
@@ -220,7 +220,7 @@ impl Drop for Several {
         let Some(first) = self.first.get() else {
             return;
         };
-        // SAFETY: as in `InUse`.
+        // SAFETY: as in `Hazard`.
         let mine = unsafe { &*self.mine.get() };
         // Calls inside this one have ended, so the records before the current one belong to this
         // value.
@@ -252,7 +252,7 @@ pub(crate) fn forget_other_threads() {
     if !LEAVING.load(Ordering::Relaxed).is_null() {
         LEAVING.store(ptr::null_mut(), Ordering::Relaxed);
     }
-    hazard::forget_other_threads();
+    hazard_records::forget_other_threads();
 }
 
 /// Releases an entry once no call uses it; null is ignored. No slot leads to the entry.
@@ -302,7 +302,7 @@ fn leave(entry: *mut Entry) -> bool {
         record.is_asked.store(true, Ordering::SeqCst);
         see_others();
         // A call that is seen to use the entry now finds `is_asked` set at its end.
-        if broken(Rule::LookAgainAfterAsking) || record.names(entry) {
+        if broken(Rule::RecheckAfterAsking) || record.names(entry) {
             return true;
         }
     }
