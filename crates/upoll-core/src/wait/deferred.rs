@@ -5,7 +5,7 @@ use core::ptr;
 #[cfg(any(feature = "std", upoll_loom))]
 use core::ptr::NonNull;
 
-use super::{CallbackSlot, Pushed, Scope, TaskSlot, WaitQueue};
+use super::{CallbackSlot, HeldTask, Pushed, Scope, WaitQueue};
 use crate::events::Events;
 use crate::memory::SharedBox;
 
@@ -119,13 +119,9 @@ impl Deferred {
     }
 
     /// Wakes a task once all locks are free, if it waits.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the queue that the slot's entry is linked into.
     #[inline]
-    pub unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
-        // SAFETY: passed on to the caller.
-        unsafe { self.scope.push_task(slot) }
+    pub fn push_task(&mut self, task: HeldTask<'_>) -> Pushed {
+        self.scope.push_task(task)
     }
 
     pub fn push(&mut self, action: fn(usize), word: usize) {

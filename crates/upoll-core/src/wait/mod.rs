@@ -41,7 +41,7 @@ use self::rotation::Rotation;
 pub use self::rotation::{Ask, Notes};
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
-pub use self::tasks::{CallbackSlot, Pushed, Scope, TaskSlot};
+pub use self::tasks::{CallbackSlot, HeldTask, Pushed, Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};
 
