@@ -367,11 +367,8 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let mut deferred = Deferred::new();
         let mut claims = 0;
         for entry in self.hooked().filter(|entry| entry.entry.is_claimed()) {
-            // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe {
-                let entry = &entry.entry;
-                entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred);
-            }
+            let entry = &entry.entry;
+            entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred);
             claims += 1;
         }
         claims > 0
@@ -393,11 +390,8 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let forwards = forwards || claimed.count() > 1;
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
-            // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe {
-                let entry = &entry.entry;
-                entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred);
-            }
+            let entry = &entry.entry;
+            entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred);
         }
         if forwards {
             for queue in self.hooked().filter_map(|entry| entry.entry.queue()) {

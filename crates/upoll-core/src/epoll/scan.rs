@@ -221,8 +221,7 @@ impl<'a> Scan<'a> {
         if may_be_claimed || node.entry.is_claimed() {
             let told_again =
                 || node.state() & state::QUEUED != 0 && !broken(Rule::OweWhatCameAfterTheLook);
-            // SAFETY: a registered item is hooked.
-            unsafe { node.entry.settle(told_again, false, notes(node), deferred) };
+            node.entry.settle(told_again, false, notes(node), deferred);
         }
     }
 
@@ -235,9 +234,6 @@ impl<'a> Scan<'a> {
         // SAFETY: the caller's contract, with the set's lock held.
         unsafe {
             let node = item.as_ref();
-            let Some(queue) = node.entry.queue() else {
-                return true;
-            };
             let ready = &mut self.inner.ready;
             let refuse = || {
                 if !unqueued {
@@ -245,9 +241,7 @@ impl<'a> Scan<'a> {
                     Set::unqueue(node);
                 }
             };
-            let is_mine = queue
-                .as_ref()
-                .turn(&node.entry, ask, refuse, &mut self.deferred);
+            let is_mine = node.entry.turn(ask, refuse, &mut self.deferred);
             self.turns.yielded |= !is_mine;
             is_mine
         }
@@ -515,9 +509,7 @@ impl Set {
         if !unsafe { Self::may_have_slack(item) } {
             return false;
         }
-        // SAFETY: the queue is that of a set that the item keeps.
-        let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
-        queue.is_some_and(|queue| queue.has_slack(&item.entry))
+        item.entry.has_slack()
     }
 
     /// Returns whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.

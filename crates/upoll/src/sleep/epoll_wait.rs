@@ -426,17 +426,14 @@ fn harvest_and_leave(
         let has_another = any_hangs_up(&events[..ready]);
         let is_ready = || ready > 0 || set.is_pending();
         let mut deferred = Deferred::new();
-        // SAFETY: the queue is the set's, which is borrowed.
-        unsafe {
-            // The next thread polls before it sleeps.
-            sleeper
-                .entry
-                .settle(is_ready, has_another, Notes::Stay, &mut deferred)
-        };
+        // The next thread polls before it sleeps.
+        sleeper
+            .entry
+            .settle(is_ready, has_another, Notes::Stay, &mut deferred);
     }
     if let Some(queue) = sleeper.entry.unhook() {
         // Chosen between the end of the sleep and now.
-        // SAFETY: as above.
+        // SAFETY: the queue is the set's, which is borrowed.
         unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
     }
     ready
