@@ -100,12 +100,14 @@ impl Deferred {
     /// Returns whether the wake may go through `queue`: it has not come through it before, nor from too far below.
     /// Objects that forward the queues of sets can form a cycle that ADD does not see.
     pub(super) fn may_enter(&self, queue: &WaitQueue) -> bool {
-        let mut levels = iter::successors(self.level(), |level| {
+        let Some(level) = self.level() else {
+            return true;
+        };
+        let mut levels = iter::successors(Some(level), |level| {
             // SAFETY: the levels below one are those of calls of `through` around its own.
             unsafe { level.below.as_ref() }
         });
-        let depth = self.depth();
-        levels.all(|level| !ptr::eq(level.queue, queue)) && depth < Level::DEEPEST
+        levels.all(|level| !ptr::eq(level.queue, queue)) && self.depth() < Level::DEEPEST
     }
 
     /// Runs `call` while the wake is in `queue`.

@@ -127,7 +127,6 @@ impl WaitEntry {
     /// Returns the queue if the entry held a claim. The owner must then forward the claim
     /// ([`WaitQueue::pass_on`]) or have polled the object since.
     pub fn unhook(&self) -> Option<NonNull<WaitQueue>> {
-        let queue = self.queue()?;
         if self.is_done() {
             self.queue.store(ptr::null_mut(), Ordering::Relaxed);
             return None;
@@ -136,14 +135,15 @@ impl WaitEntry {
         let claimed = hooked.unclaim();
         hooked.unlink();
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
-        claimed.then_some(queue)
+        claimed.then_some(NonNull::from(hooked.held.queue))
     }
 
     /// Removes the claim that this entry may hold. Returns the claim's queue; the owner forwards
     /// the claim.
     pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
-        let claimed = self.lock()?.unclaim();
-        self.queue().filter(|_| claimed)
+        let mut hooked = self.lock()?;
+        let claimed = hooked.unclaim();
+        claimed.then_some(NonNull::from(hooked.held.queue))
     }
 
     /// Returns whether this entry is not exclusive, and linked nowhere: it never was, its owner or a wake has unlinked

@@ -11,6 +11,7 @@
 //! wakeup finds that. Else the holder finds the key. So a holder pays for no order, and a wakeup pays only if the
 //! lock was held for long.
 
+use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 
 use super::{Inside, WaitQueue};
@@ -23,42 +24,35 @@ pub(super) struct Held<'a> {
     pub(super) inside: MutexGuard<'a, Inside>,
 }
 
-/// Holds a queue's lock. Its fields end in this order: the lock is free when missed wakes are delivered.
-pub(super) struct Locked<'a> {
-    held: Held<'a>,
-    _delivers: Delivers<'a>,
-}
+/// Holds a queue's lock.
+pub(super) struct Locked<'a>(ManuallyDrop<Held<'a>>);
 
 impl<'a> Deref for Locked<'a> {
     type Target = Held<'a>;
 
     #[inline]
     fn deref(&self) -> &Held<'a> {
-        &self.held
+        &self.0
     }
 }
 
 impl<'a> DerefMut for Locked<'a> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Held<'a> {
-        &mut self.held
+        &mut self.0
     }
 }
 
-/// Delivers the wakes that found the lock held.
-struct Delivers<'a>(
-    #[cfg_attr(
-        not(any(feature = "std", upoll_loom)),
-        expect(dead_code, reason = "needs std")
-    )]
-    &'a WaitQueue,
-);
-
-#[cfg(any(feature = "std", upoll_loom))]
-impl Drop for Delivers<'_> {
+impl Drop for Locked<'_> {
+    /// Releases the lock, and delivers the wakes that found it held.
     #[inline]
     fn drop(&mut self) {
-        self.0.deliver_missed();
+        #[cfg(any(feature = "std", upoll_loom))]
+        let queue = self.0.queue;
+        // SAFETY: done once, as no other place does it, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        #[cfg(any(feature = "std", upoll_loom))]
+        queue.deliver_missed();
     }
 }
 
@@ -87,13 +81,10 @@ impl WaitQueue {
 
     #[inline]
     fn locked<'a>(&'a self, inside: MutexGuard<'a, Inside>) -> Locked<'a> {
-        Locked {
-            held: Held {
-                queue: self,
-                inside,
-            },
-            _delivers: Delivers(self),
-        }
+        Locked(ManuallyDrop::new(Held {
+            queue: self,
+            inside,
+        }))
     }
 }
 
