@@ -19,7 +19,7 @@ use crate::open_file::FileRef;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::{
-    Deferred, Mode, Notes, Place, Pushed, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
+    Deferred, Mode, Place, Pushed, RecheckFlags, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
 };
 
 /// A future that is ready when an open file is.
@@ -368,7 +368,7 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let mut claims = 0;
         for entry in self.hooked().filter(|entry| entry.entry.is_claimed()) {
             let entry = &entry.entry;
-            entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred);
+            entry.settle(|| false, false, RecheckFlags::AreCleared, &mut deferred);
             claims += 1;
         }
         claims > 0
@@ -391,7 +391,7 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
             let entry = &entry.entry;
-            entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred);
+            entry.settle(|| true, false, RecheckFlags::AreCleared, &mut deferred);
         }
         if forwards {
             for queue in self.hooked().filter_map(|entry| entry.entry.queue()) {

@@ -278,8 +278,8 @@ pub enum Rule {
     /// The holder of a queue's lock that has released it checks for marks.
     #[cfg(any(feature = "std", upoll_loom))]
     LookAfterReleasing,
-    /// A worker that takes its item off the ready list marks its recheck flag as used up.
-    UseUpNotes,
+    /// A worker that takes its item off the ready list clears its recheck flag.
+    ClearRecheck,
     /// A poll of a poll context takes the marks of wakeups away before it polls the objects.
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.

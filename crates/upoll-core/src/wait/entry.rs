@@ -102,7 +102,7 @@ impl WaitEntry {
             hooked.link(place);
         }
         if place != Place::Shared {
-            hooked.held.queue.use_up_notes();
+            hooked.held.queue.clear_recheck();
         }
         Some(changed)
     }

@@ -49,7 +49,7 @@ use self::list::List;
 use self::locked::{Held, Kind};
 #[cfg(any(feature = "std", upoll_loom))]
 pub use self::rotation::Arrival;
-pub use self::rotation::{Ask, Notes};
+pub use self::rotation::{Ask, RecheckFlags};
 use self::rotation::{Rotation, Turns};
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;

@@ -30,7 +30,7 @@ use crate::tally::Tally;
 /// The state of a queue for rotation that is read without the lock.
 pub(super) struct Rotation {
     /// A rotating wakeup found no waiter, and all exclusive entries have the recheck flag. Until
-    /// one of them uses it up no further flag is needed, and no entry is in line. Set under the
+    /// one of them clears it no further flag is needed, and no entry is in line. Set under the
     /// list's lock.
     recheck: AtomicBool,
     /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
@@ -104,12 +104,11 @@ pub enum Arrival {
     Idle,
 }
 
-/// The report of the waiters in a queue that they have used up their
-/// recheck flags.
+/// Whether the waiters in a queue report that they have cleared their recheck flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Notes {
+pub enum RecheckFlags {
     /// The watchers of a rotating set do.
-    AreUsedUp,
+    AreCleared,
     Stay,
 }
 
@@ -122,15 +121,15 @@ enum Whom<'a> {
     Before(&'a WaitEntry),
 }
 
-/// How a rotating wake leaves recheck flags, as [`Kind::Policy`] has it: several that were left go by the bits of all.
+/// How a rotating wake sets recheck flags, as [`Kind::Policy`] has it: several that were left go by the bits of all.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct NotesLeft(u32);
+struct Flagging(u32);
 
-impl NotesLeft {
-    /// The waiters do not report that they have used up their recheck flags.
-    const EACH_TIME: Self = NotesLeft(0b10);
-    /// A wakeup that finds no waiter sets recheck flags only if the last ones have been used up.
-    const ONCE: Self = NotesLeft(0b11);
+impl Flagging {
+    /// The waiters do not report that they have cleared their recheck flags.
+    const EACH_TIME: Self = Flagging(0b10);
+    /// A wakeup that finds no waiter sets recheck flags only if the last ones have been cleared.
+    const ONCE: Self = Flagging(0b11);
 }
 
 impl WaitQueue {
@@ -148,21 +147,21 @@ impl WaitQueue {
         fence(Ordering::SeqCst);
         let mut deferred = Deferred::new();
         let wake = &mut Wake::new(key, &mut deferred);
-        self.wake_in_turn(wake, NotesLeft::EACH_TIME)
+        self.wake_in_turn(wake, Flagging::EACH_TIME)
     }
 
     /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets.
-    /// The waiters there use up recheck flags, and all wakeups there have the same key.
+    /// The waiters there clear recheck flags, and all wakeups there have the same key.
     pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
-        self.wake_in_turn(wake, NotesLeft::ONCE)
+        self.wake_in_turn(wake, Flagging::ONCE)
     }
 
-    fn wake_in_turn(&self, wake: &mut Wake<'_>, notes: NotesLeft) -> usize {
+    fn wake_in_turn(&self, wake: &mut Wake<'_>, flagging: Flagging) -> usize {
         if !self.is_watched() {
             return 0;
         }
-        let in_turn = |held: &mut Held<'_>, wake: &mut Wake<'_>| held.wake_in_turn(wake, notes);
-        self.with_lock(Kind::Policy(notes.0), wake, in_turn)
+        let in_turn = |held: &mut Held<'_>, wake: &mut Wake<'_>| held.wake_in_turn(wake, flagging);
+        self.with_lock(Kind::Policy(flagging.0), wake, in_turn)
             .unwrap_or(0)
     }
 
@@ -170,7 +169,7 @@ impl WaitQueue {
     /// before the last poll of the object. Pairs with a rotating wakeup that publishes, then reads
     /// `recheck`.
     #[inline]
-    pub(crate) fn use_up_notes(&self) {
+    pub(crate) fn clear_recheck(&self) {
         if self.rotation.recheck.load(Ordering::Relaxed) {
             self.rotation.recheck.swap(false, Ordering::SeqCst);
             fence_after_rmw();
@@ -214,7 +213,7 @@ impl WaitQueue {
             unsafe { hooked.held.inside.push_last(me) };
         }
         self.count_linked();
-        self.use_up_notes();
+        self.clear_recheck();
         self.tally.count(Tally::sleeps);
         if !ready() {
             return Arrival::Idle;
@@ -258,11 +257,11 @@ impl Held<'_> {
     /// A wake that the queue's policy makes, with the number of its [`Kind::Policy`].
     #[cfg(any(feature = "std", upoll_loom))]
     pub(super) fn wake_by_policy(&mut self, wake: &mut Wake<'_>, number: u32) -> usize {
-        self.wake_in_turn(wake, NotesLeft(number))
+        self.wake_in_turn(wake, Flagging(number))
     }
 
     /// [`WaitQueue::wake_rotate`] with the lock held.
-    fn wake_in_turn(&mut self, wake: &mut Wake<'_>, notes: NotesLeft) -> usize {
+    fn wake_in_turn(&mut self, wake: &mut Wake<'_>, flagging: Flagging) -> usize {
         let queue = self.queue;
         queue.rotation.is_used.store(true, Ordering::Relaxed);
         let mut took = 0;
@@ -281,7 +280,7 @@ impl Held<'_> {
             took += 1;
         } else {
             queue.rotation.wakeup_pending.store(true, Ordering::Relaxed);
-            took += usize::from(self.leave_notes(wake, notes));
+            took += usize::from(self.flag_all(wake, flagging));
         }
         queue.count_wake(took);
         took
@@ -289,20 +288,20 @@ impl Held<'_> {
 
     /// Sets a recheck flag in all exclusive entries, because no thread waits. Returns whether a
     /// thread was waiting after all, and took the event.
-    fn leave_notes(&mut self, wake: &mut Wake<'_>, notes: NotesLeft) -> bool {
+    fn flag_all(&mut self, wake: &mut Wake<'_>, flagging: Flagging) -> bool {
         let queue = self.queue;
         if queue.rotation.recheck.load(Ordering::SeqCst) {
             return false;
         }
         wake.mode = Mode::Notify;
-        if notes == NotesLeft::ONCE {
+        if flagging == Flagging::ONCE {
             queue.rotation.recheck.store(true, Ordering::SeqCst);
         }
         let mut walk = self.inside.entries.walk_exclusive();
         while let Some(linked) = walk.advance() {
             if let Some(taker) = queue.call(linked, wake).taker() {
                 // The other entries get no recheck flag.
-                queue.use_up_notes();
+                queue.clear_recheck();
                 self.retire(taker);
                 return true;
             }
@@ -397,7 +396,7 @@ impl WaitEntry {
         &self,
         still_ready: impl FnOnce() -> bool,
         has_another: bool,
-        uses: Notes,
+        flags: RecheckFlags,
         deferred: &mut Deferred,
     ) {
         let Some(mut hooked) = self.lock() else {
@@ -412,7 +411,7 @@ impl WaitEntry {
                 hooked.give_turn_back();
             }
         } else if has_another || pending.load(Ordering::Relaxed) {
-            hooked.hand_on(uses, deferred);
+            hooked.hand_on(flags, deferred);
         }
     }
 }
@@ -425,7 +424,7 @@ impl Hooked<'_> {
         if self.unclaim() {
             // A wake chose `me` just now.
             if chosen {
-                self.hand_on(Notes::AreUsedUp, deferred);
+                self.hand_on(RecheckFlags::AreCleared, deferred);
             }
             return true;
         }
@@ -462,16 +461,16 @@ impl Hooked<'_> {
     }
 
     /// Offers the next in line an event in addition to the one that the entry has. If no thread waits,
-    /// all get recheck flags where those are used up: some may be about to wait, as others have the
+    /// all get recheck flags where those are cleared: some may be about to wait, as others have the
     /// event as far as they know.
-    fn hand_on(&mut self, uses: Notes, deferred: &mut Deferred) {
+    fn hand_on(&mut self, flags: RecheckFlags, deferred: &mut Deferred) {
         if broken(Rule::HandOnSecondEvent) {
             return;
         }
-        if !self.offers_to_others(deferred) && uses == Notes::AreUsedUp {
+        if !self.offers_to_others(deferred) && flags == RecheckFlags::AreCleared {
             let rotation = &self.held.queue.rotation;
             rotation.wakeup_pending.store(true, Ordering::Relaxed);
-            self.held.leave_notes(&mut offer(deferred), NotesLeft::ONCE);
+            self.held.flag_all(&mut offer(deferred), Flagging::ONCE);
         }
     }
 
@@ -643,7 +642,7 @@ mod tests {
     use core::ptr::NonNull;
     use std::boxed::Box;
 
-    use super::{Ask, Notes};
+    use super::{Ask, RecheckFlags};
     use crate::sync::Ordering;
     use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
@@ -718,7 +717,7 @@ mod tests {
             assert!(!two.takes(0, Ask::WithinSlack));
             assert_eq!(two.wakes(1), 1);
             let deferred = &mut Deferred::new();
-            two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred);
+            two.entries[1].settle(|| true, false, RecheckFlags::AreCleared, deferred);
             // The other one has had a turn, so this one may have one more.
             assert!(two.has_slack(0));
             assert!(two.takes(0, Ask::WithinSlack));
@@ -744,7 +743,7 @@ mod tests {
             assert_eq!(two.wakes(1), 1);
             let comes = || {
                 let deferred = &mut Deferred::new();
-                two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred);
+                two.entries[1].settle(|| true, false, RecheckFlags::AreCleared, deferred);
             };
             comes();
             for _ in 0..AHEAD {

@@ -22,7 +22,7 @@ use crate::host::{EpollBackend, SignalMask};
 use crate::sync::Ordering;
 use crate::tally::Tally;
 use crate::trace;
-use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
+use crate::wait::{Arrival, Ask, Deferred, Place, RecheckFlags};
 
 impl Epoll {
     /// `epoll_wait(2)` with a timeout in nanoseconds: fills `events` with what is ready, oldest
@@ -429,7 +429,7 @@ fn harvest_and_leave(
         // The next thread polls before it sleeps.
         sleeper
             .entry
-            .settle(is_ready, has_another, Notes::Stay, &mut deferred);
+            .settle(is_ready, has_another, RecheckFlags::Stay, &mut deferred);
     }
     if let Some(queue) = sleeper.entry.unhook() {
         // Chosen between the end of the sleep and now.

@@ -147,7 +147,7 @@ fn a_claim_that_is_not_forwarded_loses_an_event() {
 
 /// A worker whose recheck flag is set polls, finds the event gone, and waits while the next event
 /// comes.
-fn using_up_a_recheck_flag_against_writing() {
+fn clearing_a_recheck_flag_against_writing() {
     model(3, || {
         let source = semaphore();
         let (_rotating, [worker]) = workers(&source);
@@ -164,13 +164,13 @@ fn using_up_a_recheck_flag_against_writing() {
 }
 
 #[test]
-fn a_worker_that_has_used_up_its_recheck_flag_learns_of_the_next_event() {
-    using_up_a_recheck_flag_against_writing();
+fn a_worker_that_has_cleared_its_recheck_flag_learns_of_the_next_event() {
+    clearing_a_recheck_flag_against_writing();
 }
 
 #[test]
-fn a_used_up_recheck_flag_that_still_counts_loses_an_event() {
-    must_fail_without(Rule::UseUpNotes, using_up_a_recheck_flag_against_writing);
+fn a_cleared_recheck_flag_that_still_counts_loses_an_event() {
+    must_fail_without(Rule::ClearRecheck, clearing_a_recheck_flag_against_writing);
 }
 
 /// Two workers begin to wait while events come. A worker is woken, whatever
@@ -199,7 +199,7 @@ fn two_workers_that_come_while_an_event_comes_do_not_both_miss_it() {
 
 #[test]
 fn notes_that_count_although_they_are_used_up_lose_an_event() {
-    must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
+    must_fail_without(Rule::ClearRecheck, two_workers_come_while_events_come);
 }
 
 /// The recheck flags are set. A worker is added and begins to wait while the next event comes.
