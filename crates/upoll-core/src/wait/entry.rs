@@ -125,7 +125,7 @@ impl WaitEntry {
     /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.
     ///
     /// Returns the queue if the entry held a claim. The owner must then forward the claim
-    /// ([`WaitQueue::pass_on`]) or have polled the object since.
+    /// ([`WaitQueue::forward_in_order`]) or have polled the object since.
     pub fn unhook(&self) -> Option<NonNull<WaitQueue>> {
         if self.is_done() {
             self.queue.store(ptr::null_mut(), Ordering::Relaxed);

@@ -235,9 +235,9 @@ impl WaitQueue {
         Some(run(&mut locked, wake))
     }
 
-    /// Hands the wake that a leaving waiter took to the next exclusive one.
+    /// Forwards the wake that a leaving waiter took to the next exclusive one.
     #[doc(hidden)]
-    pub fn pass_on(&self, key: Events) {
+    pub fn forward_in_order(&self, key: Events) {
         let mut deferred = Deferred::new();
         let wake = &mut Wake::new(key, &mut deferred);
         self.lock().walk(wake, true);

@@ -226,19 +226,19 @@ impl WaitQueue {
         Arrival::InTurn
     }
 
-    /// Hands the wake that a leaving waiter took to the next one, in turn if the queue's wakes are.
+    /// Forwards the wake that a leaving waiter took to the next one, in turn if the queue's wakes are.
     #[doc(hidden)]
     pub fn forward(&self, key: Events) {
         if self.rotation.is_used.load(Ordering::Relaxed) {
-            self.pass_on_in_turn(key);
+            self.forward_in_turn(key);
         } else {
-            self.pass_on(key);
+            self.forward_in_order(key);
         }
     }
 
-    /// Hands the wake that a leaving waiter took to the next one.
+    /// Forwards the wake that a leaving waiter took to the next one in turn.
     #[doc(hidden)]
-    pub fn pass_on_in_turn(&self, key: Events) {
+    pub fn forward_in_turn(&self, key: Events) {
         let mut deferred = Deferred::new();
         let wake = &mut Wake {
             mode: Mode::TryWake,
@@ -411,7 +411,7 @@ impl WaitEntry {
                 hooked.give_turn_back();
             }
         } else if has_another || pending.load(Ordering::Relaxed) {
-            hooked.hand_on(flags, deferred);
+            hooked.forward_another(flags, deferred);
         }
     }
 }
@@ -424,11 +424,11 @@ impl Hooked<'_> {
         if self.unclaim() {
             // A wake chose `me` just now.
             if chosen {
-                self.hand_on(RecheckFlags::AreCleared, deferred);
+                self.forward_another(RecheckFlags::AreCleared, deferred);
             }
             return true;
         }
-        if broken(Rule::HandOnTurn) {
+        if broken(Rule::ForwardTurn) {
             return false;
         }
         let others_are_chosen = self.held.inside.turns.claims > 0;
@@ -463,8 +463,8 @@ impl Hooked<'_> {
     /// Offers the next in line an event in addition to the one that the entry has. If no thread waits,
     /// all get recheck flags where those are cleared: some may be about to wait, as others have the
     /// event as far as they know.
-    fn hand_on(&mut self, flags: RecheckFlags, deferred: &mut Deferred) {
-        if broken(Rule::HandOnSecondEvent) {
+    fn forward_another(&mut self, flags: RecheckFlags, deferred: &mut Deferred) {
+        if broken(Rule::ForwardSecondEvent) {
             return;
         }
         if !self.offers_to_others(deferred) && flags == RecheckFlags::AreCleared {

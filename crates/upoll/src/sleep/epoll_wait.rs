@@ -419,7 +419,7 @@ fn harvest_and_leave(
         ready = set.harvest(events);
         if any_hangs_up(&events[..ready]) {
             // No thread can use that up.
-            set.sleepers.pass_on_in_turn(Events::IN);
+            set.sleepers.forward_in_turn(Events::IN);
         }
     } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
         ready = set.harvest(events);
@@ -434,7 +434,7 @@ fn harvest_and_leave(
     if let Some(queue) = sleeper.entry.unhook() {
         // Chosen between the end of the sleep and now.
         // SAFETY: the queue is the set's, which is borrowed.
-        unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
+        unsafe { queue.as_ref() }.forward_in_turn(Events::IN);
     }
     ready
 }
@@ -591,7 +591,7 @@ fn wait_in_kernel_set(
             // was chosen for: it may not come back. A hidden set does that when it is dismissed.
             backend.settle_choice(false);
             if !set.is_hidden.load(Ordering::Relaxed) {
-                handover::hand_on_unseen(set);
+                handover::forward_unseen(set);
             }
             return Err(errno);
         }

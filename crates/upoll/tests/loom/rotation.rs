@@ -54,7 +54,7 @@ fn a_chosen_worker_that_leaves_forwards_the_event() {
 
 #[test]
 fn a_worker_that_leaves_with_its_claim_loses_the_event() {
-    must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
+    must_fail_without(Rule::ForwardWhenLeaving, leaving_against_choosing);
 }
 
 /// A worker polls for an event that is gone, and then leaves or is busy. Meanwhile the next event
@@ -142,7 +142,7 @@ fn rotation_loses_no_event_while_workers_come_and_go() {
 
 #[test]
 fn a_claim_that_is_not_forwarded_loses_an_event() {
-    must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+    must_fail_without(Rule::ForwardTurn, rotating_while_workers_look);
 }
 
 /// A worker whose recheck flag is set polls, finds the event gone, and waits while the next event
@@ -296,7 +296,7 @@ fn of_two_events_for_one_worker_the_second_is_known_to_another_one() {
 
 #[test]
 fn a_worker_that_keeps_a_second_event_leaves_the_others_asleep() {
-    must_fail_without(Rule::HandOnSecondEvent, choosing_against_waking);
+    must_fail_without(Rule::ForwardSecondEvent, choosing_against_waking);
 }
 
 /// A worker is woken for an event that another thread takes. It polls in vain while that wakeup is
