@@ -152,7 +152,7 @@ impl Held<'_> {
             false => inside.entries.walk(),
         };
         while let Some(linked) = walk.advance() {
-            let exclusive = linked.entry().stands(EXCLUSIVE);
+            let exclusive = linked.entry().has_rank_bit(EXCLUSIVE);
             let called = self.queue.call_and_count(linked, wake);
             if matches!(called, Called::Declined) {
                 continue;
@@ -172,8 +172,8 @@ impl Held<'_> {
 /// An exclusive entry took a wake, and has it until it is settled.
 #[inline]
 pub(super) fn claim(entry: &WaitEntry, turns: &mut Turns) {
-    if !entry.stands(CLAIMED) {
-        entry.set_standing(CLAIMED, true);
+    if !entry.has_rank_bit(CLAIMED) {
+        entry.set_rank_bit(CLAIMED, true);
         turns.claimed();
     }
 }

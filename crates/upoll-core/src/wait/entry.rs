@@ -23,7 +23,7 @@ pub struct WaitEntry {
     /// The queue hooked into, null when none. Written by the entry's owner alone.
     pub(super) queue: AtomicPtr<WaitQueue>,
     pub(super) on_wake: OnWake,
-    /// The standing of the entry in its queue: the bits below, and above them those of the queue's policy. Written under the
+    /// The rank of the entry in its queue: the bits below, and above them those of the queue's policy. Written under the
     /// queue's lock, or by the owner while the entry is linked nowhere.
     pub(super) rank: AtomicU32,
     /// A word for the owner; it fills what would be padding.
@@ -78,7 +78,7 @@ impl WaitEntry {
     #[inline]
     pub unsafe fn hook_unlinked(&self, queue: *const WaitQueue, place: Place) {
         self.queue.store(queue.cast_mut(), Ordering::Relaxed);
-        self.set_standing(EXCLUSIVE, place != Place::Shared);
+        self.set_rank_bit(EXCLUSIVE, place != Place::Shared);
     }
 
     /// Locks the queue that this entry is hooked into.
@@ -98,7 +98,7 @@ impl WaitEntry {
     pub fn link<R>(&self, place: Place, change: impl FnOnce() -> R) -> Option<R> {
         let mut hooked = self.lock()?;
         let changed = change();
-        if !self.stands(LINKED) {
+        if !self.has_rank_bit(LINKED) {
             hooked.link(place);
         }
         if place != Place::Shared {
@@ -161,20 +161,20 @@ impl WaitEntry {
     /// Returns whether the entry is hooked with an exclusive place.
     #[inline]
     pub fn is_exclusive(&self) -> bool {
-        self.stands(EXCLUSIVE)
+        self.has_rank_bit(EXCLUSIVE)
     }
 
     /// Returns whether a wake was taken and not yet settled.
     #[inline]
     pub fn is_claimed(&self) -> bool {
-        self.stands(CLAIMED)
+        self.has_rank_bit(CLAIMED)
     }
 
-    pub(super) fn stands(&self, bit: u32) -> bool {
+    pub(super) fn has_rank_bit(&self, bit: u32) -> bool {
         self.rank.load(Ordering::Relaxed) & bit != 0
     }
 
-    pub(super) fn set_standing(&self, bit: u32, on: bool) {
+    pub(super) fn set_rank_bit(&self, bit: u32, on: bool) {
         let others = self.rank.load(Ordering::Relaxed) & !bit;
         self.rank
             .store(if on { others | bit } else { others }, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl WaitEntry {
 impl Drop for WaitEntry {
     /// An entry that ends while it is linked is a fault. In a model, so is a use by another thread at the same time.
     fn drop(&mut self) {
-        debug_assert!(!self.stands(LINKED), "a linked entry ends");
+        debug_assert!(!self.has_rank_bit(LINKED), "a linked entry ends");
         #[cfg(upoll_loom)]
         self.node.assert_unused();
     }
@@ -229,11 +229,11 @@ impl Hooked<'_> {
     #[inline]
     pub(super) fn unclaim(&mut self) -> bool {
         let entry = self.entry;
-        let claimed = entry.stands(CLAIMED);
+        let claimed = entry.has_rank_bit(CLAIMED);
         if claimed {
             let bits = self.held.inside.turns.unclaimed(entry);
-            entry.set_standing(CLAIMED | bits, false);
-            if !entry.stands(LINKED) {
+            entry.set_rank_bit(CLAIMED | bits, false);
+            if !entry.has_rank_bit(LINKED) {
                 self.held.queue.count_unlinked();
             }
         }

@@ -139,7 +139,7 @@ impl List {
     #[inline]
     fn exclusive_members(&self) -> impl Iterator<Item = Member> {
         iter::successors(self.head, |&at| self.node(at).next)
-            .skip_while(|at| !at.entry(self).stands(EXCLUSIVE))
+            .skip_while(|at| !at.entry(self).has_rank_bit(EXCLUSIVE))
     }
 
     /// Returns the entry with this list, if it is linked.
@@ -149,7 +149,9 @@ impl List {
     #[inline]
     pub(super) unsafe fn linked(&mut self, entry: &WaitEntry) -> Option<Linked<'_>> {
         let at = Member(NonNull::from(entry));
-        entry.stands(LINKED).then_some(Linked { list: self, at })
+        entry
+            .has_rank_bit(LINKED)
+            .then_some(Linked { list: self, at })
     }
 
     /// Links the entry before all others.
@@ -201,7 +203,7 @@ impl List {
             None => self.tail = Some(this),
             Some(next) => self.change(next, |node| node.prev = Some(this)),
         }
-        this.entry(self).set_standing(LINKED, true);
+        this.entry(self).set_rank_bit(LINKED, true);
     }
 
     #[inline]

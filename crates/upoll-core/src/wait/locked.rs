@@ -297,7 +297,7 @@ mod tests {
             wake(&queue);
         }
         drop(held);
-        let left = entries.iter().filter(|entry| entry.stands(LINKED));
+        let left = entries.iter().filter(|entry| entry.has_rank_bit(LINKED));
         let reached = waiters - left.count();
         for entry in &entries {
             entry.unhook();

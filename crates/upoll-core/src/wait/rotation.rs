@@ -63,7 +63,7 @@ pub(super) struct Turns {
 }
 
 /// The claim came from a rotating wake, which counted as a turn.
-const RETIRED: u32 = 8;
+const COUNTED: u32 = 8;
 /// The entry has a claim and has not come in time: no other waiter waits for it, and no wake is offered
 /// to it.
 const LATE: u32 = 16;
@@ -267,7 +267,7 @@ impl Held<'_> {
         let mut took = 0;
         let mut walk = self.inside.entries.walk();
         while let Some(linked) = walk.advance() {
-            if linked.entry().stands(EXCLUSIVE) {
+            if linked.entry().has_rank_bit(EXCLUSIVE) {
                 break;
             }
             let called = queue.call_and_count(linked, wake);
@@ -302,7 +302,7 @@ impl Held<'_> {
             if let Some(taker) = queue.call(linked, wake).taker() {
                 // The other entries get no recheck flag.
                 queue.clear_recheck();
-                self.retire(taker);
+                self.claim_in_turn(taker);
                 return true;
             }
         }
@@ -320,7 +320,7 @@ impl Held<'_> {
         while let Some(linked) = walk.advance() {
             let entry = linked.entry();
             match whom {
-                _ if entry.stands(LATE) => continue,
+                _ if entry.has_rank_bit(LATE) => continue,
                 Whom::Except(one) if ptr::eq(entry, one) => continue,
                 Whom::Before(one) if ptr::eq(entry, one) => break,
                 // One with a claim has an event of its own to look for.
@@ -328,7 +328,7 @@ impl Held<'_> {
                 _ => {}
             }
             if let Some(taker) = queue.call(linked, wake).taker() {
-                self.retire(taker);
+                self.claim_in_turn(taker);
                 return true;
             }
         }
@@ -336,13 +336,13 @@ impl Held<'_> {
     }
 
     /// The exclusive entry took a rotating wake: it has a claim, and has had its turn.
-    fn retire(&mut self, entry: NonNull<WaitEntry>) {
+    fn claim_in_turn(&mut self, entry: NonNull<WaitEntry>) {
         let inside = &mut *self.inside;
         // SAFETY: the wake was offered to exclusive entries alone. The owner of one waits for this lock before it ends the
         // entry, also if a wake has unlinked it (`is_done`).
         let entry = unsafe { entry.as_ref() };
         claim(entry, &mut inside.turns);
-        entry.set_standing(RETIRED, true);
+        entry.set_rank_bit(COUNTED, true);
         // SAFETY: it is linked here, or was until this wake.
         unsafe { inside.count_turn(entry) };
     }
@@ -403,11 +403,11 @@ impl WaitEntry {
             return;
         };
         let pending = &hooked.held.queue.rotation.wakeup_pending;
-        let retired = self.stands(RETIRED);
+        let counted = self.has_rank_bit(COUNTED);
         let claimed = hooked.unclaim();
         if !still_ready() {
             pending.store(false, Ordering::Relaxed);
-            if claimed && retired {
+            if claimed && counted {
                 hooked.give_turn_back();
             }
         } else if has_another || pending.load(Ordering::Relaxed) {
@@ -477,7 +477,7 @@ impl Hooked<'_> {
     /// The entry was chosen for nothing: that was no turn, so the next one is its again.
     fn give_turn_back(&mut self) {
         let inside = &mut *self.held.inside;
-        if self.entry.stands(LINKED) {
+        if self.entry.has_rank_bit(LINKED) {
             let lead = inside.turns.lead(self.entry).saturating_sub(TURN);
             // SAFETY: it is hooked into this queue.
             unsafe { inside.move_in_turn(self.entry, lead, true) };
@@ -527,7 +527,7 @@ impl Inside {
         turns.set_lead(entry, lead);
         let goes_before = |other: &WaitEntry| {
             let theirs = turns.lead(other);
-            other.stands(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
+            other.has_rank_bit(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
         };
         // SAFETY: the caller keeps the contract of `push_behind`.
         unsafe { entries.push_behind(entry, goes_before) };
@@ -559,7 +559,7 @@ impl Inside {
     }
 }
 
-/// The first four are the policy's part in the links and claims of any queue.
+/// The functions for the rest of `wait` are the policy's part in the links and claims of any queue.
 impl Turns {
     pub(super) fn new() -> Self {
         Turns {
@@ -584,10 +584,10 @@ impl Turns {
     /// An entry has a claim no more. Returns the policy's bits of its rank that go with the claim.
     #[inline]
     pub(super) fn unclaimed(&mut self, entry: &WaitEntry) -> u32 {
-        if !entry.stands(LATE) {
+        if !entry.has_rank_bit(LATE) {
             self.claims -= 1;
         }
-        RETIRED | LATE
+        COUNTED | LATE
     }
 
     /// Returns by how many turns the entry is ahead of those that count as having had the fewest.
@@ -617,8 +617,8 @@ impl Turns {
 
     /// The entry has not come in time, if it has a claim.
     fn call_late(&mut self, entry: &WaitEntry) {
-        if entry.stands(CLAIMED) && !entry.stands(LATE) {
-            entry.set_standing(LATE, true);
+        if entry.has_rank_bit(CLAIMED) && !entry.has_rank_bit(LATE) {
+            entry.set_rank_bit(LATE, true);
             self.claims -= 1;
         }
     }
