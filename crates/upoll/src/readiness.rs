@@ -19,7 +19,7 @@ use crate::open_file::FileRef;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::{
-    Deferred, Mode, Notes, Place, Pushed, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
+    Deferred, Mode, Place, Pushed, RecheckFlags, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
 };
 
 /// A future that is ready when an open file is.
@@ -186,8 +186,8 @@ impl TaskEntry {
     #[inline]
     fn wait(&self, waker: &Waker) {
         let waits = || {
-            // SAFETY: the queue's lock is held.
-            unsafe { self.slot.waits_with(waker) }
+            // SAFETY: `without_wakes` holds the lock of the entry's queue.
+            unsafe { self.slot.held() }.waits_with(waker)
         };
         let place = match self.entry.is_exclusive() {
             true => Place::ExclusiveTail,
@@ -197,8 +197,9 @@ impl TaskEntry {
             false => Place::Shared,
         };
         let waker = waker.clone();
-        // SAFETY: the queue's lock is held.
-        let before = self.entry.link(place, || unsafe { self.slot.set(waker) });
+        // SAFETY: `link` holds the lock of the entry's queue.
+        let sets = || unsafe { self.slot.held() }.set(waker);
+        let before = self.entry.link(place, sets);
         drop(before);
     }
 
@@ -211,8 +212,8 @@ impl TaskEntry {
 
     fn end_wait_in_queue(&self) -> bool {
         let take = || {
-            // SAFETY: the queue's lock is held.
-            unsafe { self.slot.take() }
+            // SAFETY: `without_wakes` and `unlink` hold the lock of the entry's queue.
+            unsafe { self.slot.held() }.take()
         };
         let ended = if self.entry.is_exclusive() {
             self.entry.without_wakes(take)
@@ -366,11 +367,8 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let mut deferred = Deferred::new();
         let mut claims = 0;
         for entry in self.hooked().filter(|entry| entry.entry.is_claimed()) {
-            // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe {
-                let entry = &entry.entry;
-                entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred);
-            }
+            let entry = &entry.entry;
+            entry.settle(|| false, false, RecheckFlags::AreCleared, &mut deferred);
             claims += 1;
         }
         claims > 0
@@ -392,11 +390,8 @@ impl<F: Deref<Target = Description>> TaskWait<F> {
         let forwards = forwards || claimed.count() > 1;
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
-            // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe {
-                let entry = &entry.entry;
-                entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred);
-            }
+            let entry = &entry.entry;
+            entry.settle(|| true, false, RecheckFlags::AreCleared, &mut deferred);
         }
         if forwards {
             for queue in self.hooked().filter_map(|entry| entry.entry.queue()) {
@@ -464,16 +459,15 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     if !key.is_empty() && !key.intersects(task.interest) {
         return Reply::Declined;
     }
+    // SAFETY: the lock of the entry's queue is held.
+    let mut slot = unsafe { task.slot.held() };
     if wake.mode == Mode::Query {
-        // SAFETY: the lock of the entry's queue is held.
-        return match unsafe { task.slot.is_waiting() } {
+        return match slot.is_waiting() {
             true => Reply::Woken,
             false => Reply::Declined,
         };
     }
-    // SAFETY: as above.
-    let pushed = unsafe { wake.deferred.push_task(&task.slot) };
-    match pushed {
+    match wake.deferred.push_task(slot) {
         // Without its waker the entry is of no more use, and its owner needs no lock to end.
         Pushed::Taken if !task.entry.is_exclusive() => Reply::WokenAndUnlinked,
         // The task runs already: an exclusive wake is for another one.

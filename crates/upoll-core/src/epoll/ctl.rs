@@ -29,14 +29,14 @@ pub enum Op {
 
 /// A wakeup that an exclusive item had taken before it was removed. It is forwarded once no lock is
 /// held.
-struct PassOn {
+struct Forwarding {
     queue: NonNull<WaitQueue>,
     rotating: bool,
     /// The interest of the item, which the wakeup was for.
     interest: Events,
 }
 
-impl PassOn {
+impl Forwarding {
     /// `file` keeps the queue's owner alive.
     fn run(self, file: &Held) {
         // A closed file first: its close calls this, and no foreign `poll` may end that early.
@@ -58,9 +58,9 @@ impl PassOn {
         // SAFETY: the caller's contract.
         let queue = unsafe { self.queue.as_ref() };
         if self.rotating {
-            queue.pass_on_in_turn(key);
+            queue.forward_in_turn(key);
         } else {
-            queue.pass_on(key);
+            queue.forward_in_order(key);
         }
     }
 }
@@ -69,7 +69,7 @@ impl PassOn {
 /// foreign code.
 pub(super) struct Forgotten {
     file: Held,
-    pass_on: Option<PassOn>,
+    forwarding: Option<Forwarding>,
 }
 
 impl Forgotten {
@@ -83,7 +83,7 @@ impl Forgotten {
         let file = unsafe { item.file() };
         item.entry.disclaim().map(|queue| Forgotten {
             file: file.clone(),
-            pass_on: Some(PassOn {
+            forwarding: Some(Forwarding {
                 queue,
                 rotating: true,
                 interest: Events::IN,
@@ -92,13 +92,13 @@ impl Forgotten {
     }
 
     pub(super) fn has_claim(&self) -> bool {
-        self.pass_on.is_some()
+        self.forwarding.is_some()
     }
 
     /// Forwards the claim that the item had, then releases the file's memory.
     pub(super) fn finish(self) {
-        if let Some(pass_on) = self.pass_on {
-            pass_on.run(&self.file);
+        if let Some(forwarding) = self.forwarding {
+            forwarding.run(&self.file);
         }
     }
 
@@ -107,11 +107,11 @@ impl Forgotten {
     ///
     /// No foreign code runs if somebody else holds the file, so the set's lock may be held.
     fn finish_unpolled(self) {
-        if let Some(pass_on) = self.pass_on {
-            let key = pass_on.interest & (Events::IN | Events::OUT);
+        if let Some(forwarding) = self.forwarding {
+            let key = forwarding.interest & (Events::IN | Events::OUT);
             if !key.is_empty() {
                 // SAFETY: `file` keeps the object alive that the queue is part of.
-                unsafe { pass_on.forward(key) };
+                unsafe { forwarding.forward(key) };
             }
         }
     }
@@ -672,17 +672,17 @@ impl Set {
             };
             // The item's memory may go.
             let file = inner.remove(item);
-            let claim = if broken(Rule::PassOnWhenLeaving) {
+            let claim = if broken(Rule::ForwardWhenLeaving) {
                 None
             } else {
                 claim
             };
-            let pass_on = claim.map(|queue| PassOn {
+            let forwarding = claim.map(|queue| Forwarding {
                 queue,
                 rotating: is_rotating,
                 interest,
             });
-            *left = Some(Forgotten { file, pass_on });
+            *left = Some(Forgotten { file, forwarding });
         }
     }
 }

@@ -60,8 +60,8 @@ impl Handover {
         if set.poll(&mut PollTable::without_waiter()).is_empty() {
             return;
         }
-        set.sleepers.pass_on_in_turn(Events::IN);
-        set.watched_by.pass_on_in_turn(Events::IN);
+        set.sleepers.forward_in_turn(Events::IN);
+        set.watched_by.forward_in_turn(Events::IN);
     }
 }
 
@@ -135,7 +135,7 @@ impl ServedBy {
 /// Forwards the events of rotating sets at or below `set` that it was chosen for, and that the
 /// calling thread, whose poll of it has just ended, has not seen.
 #[inline]
-pub fn hand_on_unseen(set: &Set) {
+pub fn forward_unseen(set: &Set) {
     if set.is_above_rotating() {
         let _scope = Scope::enter();
         let mut unseen = Unseen::new();

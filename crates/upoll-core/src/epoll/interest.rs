@@ -100,15 +100,15 @@ impl Item {
         self.interest.swap(interest.bits(), Ordering::SeqCst);
         fence_after_rmw();
         if self.state() & state::ROTATING != 0 {
-            self.use_up_notes();
+            self.clear_recheck();
         }
     }
 
-    /// The item may have no note of the rotating set that it watches; look at the set afterwards.
-    pub(crate) fn use_up_notes(&self) {
+    /// The item may have no recheck flag of the rotating set that it watches; look at the set afterwards.
+    pub(crate) fn clear_recheck(&self) {
         if let Some(queue) = self.entry.queue() {
             // SAFETY: the item is hooked into the queue, which therefore is alive.
-            unsafe { queue.as_ref() }.use_up_notes();
+            unsafe { queue.as_ref() }.clear_recheck();
         }
     }
 

@@ -401,8 +401,8 @@ impl Set {
             .owner_word
             .fetch_and(!state::QUEUED, Ordering::SeqCst);
         fence_after_rmw();
-        if before & state::ROTATING != 0 && !broken(Rule::UseUpNotes) {
-            item.use_up_notes();
+        if before & state::ROTATING != 0 && !broken(Rule::ClearRecheck) {
+            item.clear_recheck();
         }
     }
 

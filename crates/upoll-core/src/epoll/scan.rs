@@ -9,7 +9,7 @@ use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::steps::{Step, step};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
-use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
+use crate::wait::{Ask, Deferred, Mode, RecheckFlags, Scope, Wake};
 use core::ptr::{self, NonNull};
 
 /// The report of an idle item.
@@ -57,13 +57,13 @@ impl<'a> Scan<'a> {
 
     /// Records that the calling thread waits on all rotating sets that are queued here, whatever it
     /// finds, also on those that it does not reach.
-    fn use_up_notes(&self) {
+    fn clear_recheck(&self) {
         for item in &self.inner.rotating {
             step(Step::Poll);
             // SAFETY: items in the list are registered, and the set's lock is held.
             let node = unsafe { item.as_ref() };
             if node.state() & state::QUEUED != 0 {
-                node.use_up_notes();
+                node.clear_recheck();
             }
         }
     }
@@ -153,12 +153,12 @@ impl<'a> Scan<'a> {
             if claimed || leaves_one {
                 let deferred = &mut self.deferred;
                 node.entry
-                    .settle(|| true, leaves_one, notes(node), deferred);
+                    .settle(|| true, leaves_one, recheck_flags(node), deferred);
             }
             if rotating.is_some() && self.set.watched_by.is_watched() {
                 // The watchers of this set need not poll it again before they wait: they are in
                 // line, although the item stays on the list.
-                node.use_up_notes();
+                node.clear_recheck();
             }
             // Also if the kernel has chosen this worker: another thread of it may have settled that for its own report.
             if rotating.is_some_and(|rotating| rotating.backend().is_some())
@@ -221,8 +221,8 @@ impl<'a> Scan<'a> {
         if may_be_claimed || node.entry.is_claimed() {
             let told_again =
                 || node.state() & state::QUEUED != 0 && !broken(Rule::OweWhatCameAfterTheLook);
-            // SAFETY: a registered item is hooked.
-            unsafe { node.entry.settle(told_again, false, notes(node), deferred) };
+            node.entry
+                .settle(told_again, false, recheck_flags(node), deferred);
         }
     }
 
@@ -235,9 +235,6 @@ impl<'a> Scan<'a> {
         // SAFETY: the caller's contract, with the set's lock held.
         unsafe {
             let node = item.as_ref();
-            let Some(queue) = node.entry.queue() else {
-                return true;
-            };
             let ready = &mut self.inner.ready;
             let refuse = || {
                 if !unqueued {
@@ -245,9 +242,7 @@ impl<'a> Scan<'a> {
                     Set::unqueue(node);
                 }
             };
-            let is_mine = queue
-                .as_ref()
-                .turn(&node.entry, ask, refuse, &mut self.deferred);
+            let is_mine = node.entry.turn(ask, refuse, &mut self.deferred);
             self.turns.yielded |= !is_mine;
             is_mine
         }
@@ -255,10 +250,10 @@ impl<'a> Scan<'a> {
 }
 
 /// Returns how a claim treats the recheck flags of the queue that an item is in.
-fn notes(node: &Item) -> Notes {
+fn recheck_flags(node: &Item) -> RecheckFlags {
     match node.state() & state::ROTATING {
-        0 => Notes::Stay,
-        _ => Notes::AreUsedUp,
+        0 => RecheckFlags::Stay,
+        _ => RecheckFlags::AreCleared,
     }
 }
 
@@ -373,7 +368,7 @@ impl Set {
         if self.is_pending()
             && let Some(mut scan) = Scan::begin(self, self.lock_from_above(), Ask::AtOnce)
         {
-            scan.use_up_notes();
+            scan.clear_recheck();
             while let Some(item) = scan.inner.ready.front() {
                 step(Step::Poll);
                 // SAFETY: the item is on this set's ready list, and the lock is held.
@@ -515,9 +510,7 @@ impl Set {
         if !unsafe { Self::may_have_slack(item) } {
             return false;
         }
-        // SAFETY: the queue is that of a set that the item keeps.
-        let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
-        queue.is_some_and(|queue| queue.has_slack(&item.entry))
+        item.entry.has_slack()
     }
 
     /// Returns whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.

@@ -252,11 +252,11 @@ pub enum Rule {
     /// A scan that finds an item idle polls once more after taking it off the ready list.
     RepollAfterUnqueue,
     /// A waiter that leaves forwards a wakeup that it took and did not use.
-    PassOnWhenLeaving,
+    ForwardWhenLeaving,
     /// The close of a file holds on to a set while it takes the file's item out of it.
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready forwards the turn.
-    HandOnTurn,
+    ForwardTurn,
     /// A thread that sleeps for a lock makes the other threads pass a barrier first.
     #[cfg(any(feature = "std", upoll_loom))]
     BarrierBeforeSleep,
@@ -267,8 +267,8 @@ pub enum Rule {
     SettleUnseenClaims,
     /// A wakeup that stays pending after a worker's last poll is not dropped.
     OweWhatCameAfterTheLook,
-    /// A worker that was meant for two events hands the second one on.
-    HandOnSecondEvent,
+    /// A worker that was meant for two events forwards the second one.
+    ForwardSecondEvent,
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", upoll_loom))]
     TryAgainAfterMarking,
@@ -278,8 +278,8 @@ pub enum Rule {
     /// The holder of a queue's lock that has released it checks for marks.
     #[cfg(any(feature = "std", upoll_loom))]
     LookAfterReleasing,
-    /// A worker that takes its item off the ready list marks its recheck flag as used up.
-    UseUpNotes,
+    /// A worker that takes its item off the ready list clears its recheck flag.
+    ClearRecheck,
     /// A poll of a poll context takes the marks of wakeups away before it polls the objects.
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.

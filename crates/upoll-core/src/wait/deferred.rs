@@ -1,11 +1,12 @@
 //! The work that a wakeup delays until its locks are free.
 
+use core::iter;
 use core::mem::MaybeUninit;
 use core::ptr;
 #[cfg(any(feature = "std", upoll_loom))]
 use core::ptr::NonNull;
 
-use super::{CallbackSlot, Pushed, Scope, TaskSlot, WaitQueue};
+use super::{CallbackSlot, HeldTask, Pushed, Scope, WaitQueue, Wake};
 use crate::events::Events;
 use crate::memory::SharedBox;
 
@@ -26,9 +27,10 @@ pub trait Deferrable {
 pub struct Deferred {
     actions: [MaybeUninit<Action>; Deferred::ROOM],
     len: usize,
-    /// The queue that the wake is walking, and those that it came through.
-    pub(super) level: *const Level,
-    /// Chosen workers do not get to run: this thread yields to them, once it has woken the last.
+    /// The queue that the wake is walking, and those that it came through: null, or a level of a call of
+    /// [`through`](Self::through) that has not returned.
+    level: *const Level,
+    /// The thread yields its processor, once it has woken the last.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     yields: bool,
     /// Ends after the actions are done.
@@ -36,7 +38,7 @@ pub struct Deferred {
 }
 
 /// A queue on the way of a wake from an object to the sets above it.
-pub(super) struct Level {
+struct Level {
     queue: *const WaitQueue,
     below: *const Level,
     depth: u32,
@@ -46,46 +48,6 @@ impl Level {
     /// The number of queues that a wakeup goes through. Sets nest less deep; objects that forward the queues
     /// of sets may nest as deep as they like.
     const DEEPEST: u32 = 64;
-
-    /// Returns whether a wake may go through `queue`: it has not come through it before, nor from too far below.
-    ///
-    /// # Safety
-    /// `below` is null or leads to levels that are alive.
-    pub(super) unsafe fn admits(below: *const Level, queue: &WaitQueue) -> bool {
-        // SAFETY: the caller's contract.
-        let depth = unsafe { Self::depth(below) };
-        let mut at = below;
-        // SAFETY: as above.
-        while let Some(level) = unsafe { at.as_ref() } {
-            if ptr::eq(level.queue, queue) {
-                return false;
-            }
-            at = level.below;
-        }
-        depth < Self::DEEPEST
-    }
-
-    /// # Safety
-    /// As [`admits`](Self::admits).
-    #[inline]
-    pub(super) unsafe fn above(below: *const Level, queue: &WaitQueue) -> Self {
-        Level {
-            queue,
-            below,
-            // SAFETY: passed on to the caller.
-            depth: unsafe { Self::depth(below) },
-        }
-    }
-
-    /// The number of levels.
-    ///
-    /// # Safety
-    /// As [`admits`](Self::admits).
-    #[inline]
-    unsafe fn depth(below: *const Level) -> u32 {
-        // SAFETY: passed on to the caller.
-        unsafe { below.as_ref() }.map_or(0, |level| level.depth + 1)
-    }
 }
 
 impl Default for Deferred {
@@ -96,10 +58,6 @@ impl Default for Deferred {
 
 impl Deferred {
     const ROOM: usize = 4;
-
-    /// The number of workers that do not come that is more than chance.
-    #[cfg(all(feature = "std", not(upoll_loom)))]
-    const MANY: u32 = 4;
 
     #[inline]
     pub fn new() -> Self {
@@ -119,13 +77,9 @@ impl Deferred {
     }
 
     /// Wakes a task once all locks are free, if it waits.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the queue that the slot's entry is linked into.
     #[inline]
-    pub unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
-        // SAFETY: passed on to the caller.
-        unsafe { self.scope.push_task(slot) }
+    pub fn push_task(&mut self, task: HeldTask<'_>) -> Pushed {
+        self.scope.push_task(task)
     }
 
     pub fn push(&mut self, action: fn(usize), word: usize) {
@@ -136,17 +90,56 @@ impl Deferred {
         self.len += 1;
     }
 
-    /// A wakeup in turn chose a worker, one of `chosen` that have not come yet. If they are many,
-    /// some of them wait for the processor of the thread that wakes them. So that thread yields it
-    /// once.
-    ///
-    /// It might run on for milliseconds otherwise. Events do not wait for those behind it: workers on
-    /// other processors take thousands meanwhile, more than can be made up for later. From one time
-    /// to the next the number doubles, as it is of no use to yield to what does not run then.
+    /// Has this thread yield its processor, after it has woken the threads and tasks.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
-    pub(crate) fn let_run(&mut self, chosen: u32) {
-        self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
+    pub(super) fn yield_if(&mut self, yields: bool) {
+        self.yields |= yields;
+    }
+
+    /// Returns whether the wake may go through `queue`: it has not come through it before, nor from too far below.
+    /// Objects that forward the queues of sets can form a cycle that ADD does not see.
+    pub(super) fn may_enter(&self, queue: &WaitQueue) -> bool {
+        let Some(level) = self.level() else {
+            return true;
+        };
+        let mut levels = iter::successors(Some(level), |level| {
+            // SAFETY: the levels below one are those of calls of `through` around its own.
+            unsafe { level.below.as_ref() }
+        });
+        levels.all(|level| !ptr::eq(level.queue, queue)) && self.depth() < Level::DEEPEST
+    }
+
+    /// Runs `call` while the wake is in `queue`.
+    #[inline]
+    pub(super) fn through<R>(
+        wake: &mut Wake<'_>,
+        queue: &WaitQueue,
+        call: impl FnOnce(&mut Wake<'_>) -> R,
+    ) -> R {
+        let below = wake.deferred.level;
+        let level = Level {
+            queue,
+            below,
+            depth: wake.deferred.depth(),
+        };
+        wake.deferred.level = &raw const level;
+        let result = call(wake);
+        wake.deferred.level = below;
+        result
+    }
+
+    #[inline]
+    fn level(&self) -> Option<&Level> {
+        // SAFETY: null or a level of a call of `through` that has not returned, as the call takes it away. (A panic leaves
+        // it there, and what is left of the wake then is the drop of this, which does not look.)
+        unsafe { self.level.as_ref() }
+    }
+
+    /// The number of levels.
+    #[inline]
+    fn depth(&self) -> u32 {
+        self.level().map_or(0, |level| level.depth + 1)
     }
 
     /// Puts off [`Deferrable::run`] until all locks are free, and keeps `shared` alive until then.

@@ -14,33 +14,32 @@
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 
-use super::{List, WaitQueue};
+use super::{Inside, WaitQueue};
 use crate::sync::MutexGuard;
 use crate::tally::Tally;
 
-/// Holds a queue's lock.
-pub(super) struct Locked<'a> {
-    #[cfg_attr(
-        not(any(feature = "std", upoll_loom)),
-        expect(dead_code, reason = "needs std")
-    )]
-    queue: &'a WaitQueue,
-    list: ManuallyDrop<MutexGuard<'a, List>>,
+/// A queue whose lock is held, and what the lock guards. Wakes are delivered by its methods.
+pub(super) struct Held<'a> {
+    pub(super) queue: &'a WaitQueue,
+    pub(super) inside: MutexGuard<'a, Inside>,
 }
 
-impl Deref for Locked<'_> {
-    type Target = List;
+/// Holds a queue's lock.
+pub(super) struct Locked<'a>(ManuallyDrop<Held<'a>>);
+
+impl<'a> Deref for Locked<'a> {
+    type Target = Held<'a>;
 
     #[inline]
-    fn deref(&self) -> &List {
-        &self.list
+    fn deref(&self) -> &Held<'a> {
+        &self.0
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl<'a> DerefMut for Locked<'a> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut List {
-        &mut self.list
+    fn deref_mut(&mut self) -> &mut Held<'a> {
+        &mut self.0
     }
 }
 
@@ -48,10 +47,12 @@ impl Drop for Locked<'_> {
     /// Releases the lock, and delivers the wakes that found it held.
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: done once, here.
-        unsafe { ManuallyDrop::drop(&mut self.list) };
         #[cfg(any(feature = "std", upoll_loom))]
-        self.queue.deliver_missed();
+        let queue = self.0.queue;
+        // SAFETY: done once, as no other place does it, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        #[cfg(any(feature = "std", upoll_loom))]
+        queue.deliver_missed();
     }
 }
 
@@ -59,31 +60,31 @@ impl WaitQueue {
     #[inline]
     pub(super) fn lock(&self) -> Locked<'_> {
         #[cfg(not(upoll_loom))]
-        if let Some(list) = self.try_lock() {
-            return list;
+        if let Some(locked) = self.try_lock() {
+            return locked;
         }
         self.tally.count(Tally::contended);
-        Locked {
-            queue: self,
-            list: ManuallyDrop::new(self.list.lock()),
-        }
+        self.locked(self.inside.lock())
     }
 
     /// Runs `change` while no wake calls an entry of this queue.
     #[doc(hidden)]
     pub fn without_wakes<T>(&self, change: impl FnOnce() -> T) -> T {
-        let list = self.lock();
-        let changed = change();
-        drop(list);
-        changed
+        let _locked = self.lock();
+        change()
     }
 
     #[inline]
     fn try_lock(&self) -> Option<Locked<'_>> {
-        self.list.try_lock().map(|list| Locked {
+        self.inside.try_lock().map(|inside| self.locked(inside))
+    }
+
+    #[inline]
+    fn locked<'a>(&'a self, inside: MutexGuard<'a, Inside>) -> Locked<'a> {
+        Locked(ManuallyDrop::new(Held {
             queue: self,
-            list: ManuallyDrop::new(list),
-        })
+            inside,
+        }))
     }
 }
 
@@ -91,7 +92,7 @@ impl WaitQueue {
 #[cfg(not(any(feature = "std", upoll_loom)))]
 impl WaitQueue {
     pub(super) fn lock_to_wake(&self, _: Kind, wake: &mut super::Wake<'_>) -> Option<Locked<'_>> {
-        wake.may_enter(self).then(|| self.lock())
+        wake.deferred.may_enter(self).then(|| self.lock())
     }
 }
 
@@ -101,17 +102,17 @@ pub(super) enum Kind {
     Plain,
     /// It calls every exclusive entry.
     All,
-    Rotating {
-        notes_last: bool,
-    },
+    /// The queue's policy chooses the entries. It gave the number, 1 to 3. Several such wakes may be delivered as one, with
+    /// the bits of all their numbers.
+    Policy(u32),
     /// It only asks.
     Question,
 }
 
 #[cfg(any(feature = "std", upoll_loom))]
 mod missed {
-    use super::super::{Deferred, Mode, WaitQueue, Wake};
-    use super::{Kind, Locked};
+    use super::super::{Deferred, WaitQueue, Wake};
+    use super::{Held, Kind, Locked};
     use crate::events::Events;
     use crate::sync::{Ordering, Rule, barrier_or_nap, broken, compiler_fence, fence_after_rmw};
     use crate::tally::Tally;
@@ -121,9 +122,9 @@ mod missed {
     /// "look for yourself".
     const MISSED: u32 = 1 << 17;
     const ALL: u32 = 1 << 16;
-    const ROTATING: u32 = 1 << 15;
-    const NOTES_LAST: u32 = 1 << 14;
-    const KEY: u32 = NOTES_LAST - 1;
+    /// One in the number of a [`Kind::Policy`].
+    const POLICY: u32 = 1 << 14;
+    const KEY: u32 = POLICY - 1;
     /// As many as the bits can count. One more makes them a wake of all, so that none is lost.
     const MOST: u32 = u32::MAX / MISSED;
 
@@ -142,11 +143,11 @@ mod missed {
             kind: Kind,
             wake: &mut Wake<'_>,
         ) -> Option<Locked<'_>> {
-            if !wake.may_enter(self) {
+            if !wake.deferred.may_enter(self) {
                 return None;
             }
             match self.try_lock() {
-                Some(list) => Some(list),
+                Some(locked) => Some(locked),
                 None => self.try_again_or_leave(kind, wake),
             }
         }
@@ -157,15 +158,14 @@ mod missed {
             #[cfg(not(upoll_loom))]
             for _ in 0..TRIES {
                 core::hint::spin_loop();
-                if let Some(list) = self.try_lock() {
-                    return Some(list);
+                if let Some(locked) = self.try_lock() {
+                    return Some(locked);
                 }
             }
             let kind = match kind {
                 Kind::Plain => 0,
                 Kind::All => ALL,
-                Kind::Rotating { notes_last: false } => ROTATING,
-                Kind::Rotating { notes_last: true } => ROTATING | NOTES_LAST,
+                Kind::Policy(number) => number * POLICY,
                 Kind::Question => return None,
             };
             let key = match wake.key.bits() {
@@ -177,9 +177,9 @@ mod missed {
             // The holder may have read `missed` before that: then the lock is free, or the next holder
             // reads it.
             if !broken(Rule::TryAgainAfterMarking)
-                && let Some(list) = self.try_lock()
+                && let Some(locked) = self.try_lock()
             {
-                drop(list);
+                drop(locked);
             }
             None
         }
@@ -230,7 +230,11 @@ mod missed {
         fn deliver(&self) {
             let mut deferred = Deferred::new();
             // If another thread has the lock by now, it delivers.
-            while let Some(mut list) = self.list.try_lock() {
+            while let Some(inside) = self.inside.try_lock() {
+                let mut held = Held {
+                    queue: self,
+                    inside,
+                };
                 let missed = self.missed.swap(0, Ordering::SeqCst);
                 // The wakes that were left have published their state before their entries read it here.
                 fence_after_rmw();
@@ -245,22 +249,16 @@ mod missed {
                     1
                 };
                 for _ in 0..count {
-                    let mut wake = Wake {
-                        key,
-                        mode: Mode::Notify,
-                        deferred: &mut deferred,
-                    };
+                    let mut wake = Wake::new(key, &mut deferred);
                     if missed & ALL != 0 {
-                        self.wake_all_locked(&mut list, &mut wake);
+                        held.wake_all(&mut wake);
                     }
-                    if missed & ROTATING == 0 {
-                        self.wake_locked(&mut list, &mut wake);
-                    } else {
-                        let notes_last = missed & NOTES_LAST != 0;
-                        self.wake_in_turn_locked(&mut list, &mut wake, notes_last);
-                    }
+                    match missed / POLICY % (ALL / POLICY) {
+                        0 => held.wake(&mut wake),
+                        number => held.wake_by_policy(&mut wake, number),
+                    };
                 }
-                drop(list);
+                drop(held);
                 if !self.has_missed() {
                     return;
                 }
@@ -276,6 +274,7 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
+    use super::super::entry::LINKED;
     use super::super::{Place, Reply, WaitEntry, WaitQueue, Wake};
     use crate::events::Events;
 
@@ -298,9 +297,7 @@ mod tests {
             wake(&queue);
         }
         drop(held);
-        let left = entries
-            .iter()
-            .filter(|entry| entry.stands(super::super::LINKED));
+        let left = entries.iter().filter(|entry| entry.has_rank_bit(LINKED));
         let reached = waiters - left.count();
         for entry in &entries {
             entry.unhook();

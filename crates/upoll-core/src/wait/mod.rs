@@ -4,10 +4,20 @@
 //! [`WaitQueue::wake`] calls the entries in Linux's order. A wakeup allocates nothing and runs
 //! under the queue's lock, so an entry that has been unlinked is never called again.
 //!
-//! # Order and exclusivity
-//! Non-exclusive entries come first, the newest at the front; exclusive ones follow in the order of
-//! their arrival. A wakeup calls every non-exclusive entry, then exclusive ones until one has taken
-//! the event. `rotation.rs` describes how exclusive waiters take turns instead.
+//! # What to know before a change
+//! | Idea | File |
+//! |---|---|
+//! | *Entry*: a waiter's place, inside whatever waits. It is alive while it is linked | `entry.rs` |
+//! | *Order*: non-exclusive entries, the newest first, then exclusive ones as they came. A wakeup calls all of the former, then exclusive ones until one has taken the event | `list.rs` |
+//! | *Call*: a wakeup calls an entry in a [`Mode`]. The [`Reply`] is whether it took the event | `call.rs` |
+//! | *Claim*: an exclusive entry took a wakeup and has not settled it | below |
+//! | *Named pair*: publish then wake, register then poll | below |
+//! | *Guard*: all that the lock guards is reached through [`Held`], and an entry's links through the list there | `locked.rs` |
+//! | *Missed wakeup*: a wakeup that finds the lock held leaves its key with the holder | `locked.rs` |
+//! | *Deferred work*: what a wakeup does once its locks are free | `deferred.rs`, `tasks.rs` |
+//!
+//! How exclusive waiters take turns is a policy beside that, in `rotation.rs`. Its state is [`Turns`], which the lock guards,
+//! and [`Rotation`]. The queue tells it of entries that are linked last and of claims that come and go.
 //!
 //! # Claims
 //! A wakeup that an exclusive waiter took is that waiter's *claim* until it has polled the object
@@ -21,33 +31,32 @@
 //!
 //! A wakeup that finds any entry needs no fence before that: the lock that it takes then orders it with each waiter.
 
+mod call;
 mod deferred;
+mod entry;
 mod list;
 mod locked;
 mod rotation;
 mod tasks;
 mod waker;
 
+pub use self::call::{Mode, Reply, Wake};
 #[cfg(any(feature = "std", upoll_loom))]
 pub use self::deferred::Deferrable;
 pub use self::deferred::Deferred;
-use self::deferred::Level;
-use self::list::{EXCLUSIVE, LINKED, List};
-pub use self::list::{OnWake, WaitEntry};
-use self::locked::Kind;
+pub use self::entry::{OnWake, WaitEntry};
+use self::list::List;
+use self::locked::{Held, Kind};
 #[cfg(any(feature = "std", upoll_loom))]
 pub use self::rotation::Arrival;
-use self::rotation::Rotation;
-pub use self::rotation::{Ask, Notes};
+pub use self::rotation::{Ask, RecheckFlags};
+use self::rotation::{Rotation, Turns};
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
-pub use self::tasks::{CallbackSlot, Pushed, Scope, TaskSlot};
-
-use core::ptr::{self, NonNull};
+pub use self::tasks::{CallbackSlot, HeldTask, Pushed, Scope, TaskSlot};
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::steps::{Step, step};
 use crate::sync::{AtomicU32, Mutex, Ordering, compiler_fence, fence, fence_after_rmw};
 use crate::tally::{Counters, OptionalTally};
 
@@ -62,17 +71,25 @@ use crate::tally::{Counters, OptionalTally};
 /// take.
 pub struct WaitQueue {
     /// The number of entries that are linked, or unlinked by a rotating wake and not yet settled: a wake that
-    /// comes meanwhile finds nobody, and has to say so. Read by wakes without `list`'s lock, and changed with it. Without it
+    /// comes meanwhile finds nobody, and has to say so. Read by wakes without `inside`'s lock, and changed with it. Without it
     /// a wake writes a zero over a zero alone.
     linked: AtomicU32,
+    /// The policy's state that is read without the lock.
     rotation: Rotation,
-    /// Wakes that did not get `list`'s lock.
+    /// Wakes that did not get `inside`'s lock.
     #[cfg(any(feature = "std", upoll_loom))]
     missed: AtomicU32,
     tally: OptionalTally,
-    /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
+    /// This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
-    list: Mutex<List>,
+    inside: Mutex<Inside>,
+}
+
+/// What the lock of a queue guards.
+struct Inside {
+    entries: List,
+    /// The policy's state.
+    turns: Turns,
 }
 
 /// The place of an entry in the list.
@@ -84,55 +101,6 @@ pub enum Place {
     ExclusiveTail,
     /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
     ExclusiveHead,
-}
-
-/// The mode in which a wakeup calls an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Record the event. The reply is whether a thread was waiting for it.
-    Notify,
-    /// Record the event only if a thread waits for it now.
-    TryWake,
-    /// Reply whether a thread waits for it now, and record nothing.
-    Query,
-}
-
-/// The reply of an entry to a wakeup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// No thread waited for it.
-    Declined,
-    /// A thread waited for it.
-    Woken,
-    /// A thread waited for it, and the entry is done: unlink it.
-    WokenAndUnlinked,
-}
-
-/// One wake on its way through the queues.
-pub struct Wake<'a> {
-    /// The events that happened; empty if they are not known.
-    pub key: Events,
-    pub mode: Mode,
-    /// The work that is done once all locks are free.
-    pub deferred: &'a mut Deferred,
-}
-
-impl Wake<'_> {
-    /// Returns whether the wakeup may go through `queue`. It may not if it is in that queue already: objects that
-    /// forward the queues of sets can form a cycle that ADD does not see.
-    fn may_enter(&self, queue: &WaitQueue) -> bool {
-        // SAFETY: the levels are those of callers of `WaitQueue::call` that have not returned.
-        unsafe { Level::admits(self.deferred.level, queue) }
-    }
-
-    /// The same wake with another key, for the queues above.
-    pub(crate) fn with_key(&mut self, key: Events) -> Wake<'_> {
-        Wake {
-            key,
-            mode: Mode::Notify,
-            deferred: self.deferred,
-        }
-    }
 }
 
 impl Default for WaitQueue {
@@ -159,11 +127,9 @@ impl WaitQueue {
             #[cfg(any(feature = "std", upoll_loom))]
             missed: AtomicU32::new(0),
             tally: OptionalTally::new(),
-            list: Mutex::new(List {
-                head: ptr::null_mut(),
-                tail: ptr::null_mut(),
-                claims: 0,
-                baseline: 0,
+            inside: Mutex::new(Inside {
+                entries: List::new(),
+                turns: Turns::new(),
             }),
         }
     }
@@ -209,20 +175,17 @@ impl WaitQueue {
     #[inline(never)]
     fn wake_watched(&self, key: Events, order: impl FnOnce()) -> usize {
         let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key,
-            mode: Mode::Notify,
-            deferred: &mut deferred,
-        };
         // The compiler leaves what was published before the lock.
         compiler_fence(Ordering::SeqCst);
-        let Some(mut list) = self.lock_to_wake(Kind::Plain, &mut wake) else {
-            return 0;
-        };
-        order();
-        let took = self.wake_locked(&mut list, &mut wake);
-        drop(list);
-        took
+        let took = self.with_lock(
+            Kind::Plain,
+            &mut Wake::new(key, &mut deferred),
+            |held, wake| {
+                order();
+                held.wake(wake)
+            },
+        );
+        took.unwrap_or(0)
     }
 
     /// Like [`wake`](Self::wake), but calls every exclusive waiter too (`wake_up_all`): for events
@@ -233,32 +196,51 @@ impl WaitQueue {
             return 0;
         }
         let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key,
-            mode: Mode::Notify,
-            deferred: &mut deferred,
-        };
-        let Some(mut list) = self.lock_to_wake(Kind::All, &mut wake) else {
-            return 0;
-        };
-        let took = self.wake_all_locked(&mut list, &mut wake);
-        drop(list);
-        took
+        let wake = &mut Wake::new(key, &mut deferred);
+        self.with_lock(Kind::All, wake, Held::wake_all).unwrap_or(0)
     }
 
-    /// [`wake_all`](Self::wake_all) with the lock held.
-    fn wake_all_locked(&self, list: &mut List, wake: &mut Wake<'_>) -> usize {
-        let mut took = 0;
-        let mut at = list.first(false);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            let reply = self.call(list, entry, wake);
-            self.uncount(reply);
-            took += usize::from(reply != Reply::Declined);
+    /// A wake that is part of another one, whose state is already published.
+    pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
+        if !self.is_watched() {
+            return 0;
         }
-        self.count_wake(took);
-        took
+        self.with_lock(Kind::Plain, wake, Held::wake).unwrap_or(0)
+    }
+
+    /// Returns whether anybody, through however many sets, waits right now for a wake of this queue.
+    #[doc(hidden)]
+    pub fn is_awaited(&self, deferred: &mut Deferred) -> bool {
+        if !self.is_watched() {
+            return false;
+        }
+        let mut wake = Wake {
+            mode: Mode::Query,
+            ..Wake::new(Events::IN, deferred)
+        };
+        // Without the lock: its holder may be about to wait.
+        self.with_lock(Kind::Question, &mut wake, Held::is_awaited)
+            .unwrap_or(true)
+    }
+
+    /// Runs `run` with the lock. Returns `None` if the wake was left to the holder of the lock, or may not enter the queue.
+    #[inline]
+    fn with_lock<'a, R>(
+        &'a self,
+        kind: Kind,
+        wake: &mut Wake<'_>,
+        run: impl FnOnce(&mut Held<'a>, &mut Wake<'_>) -> R,
+    ) -> Option<R> {
+        let mut locked = self.lock_to_wake(kind, wake)?;
+        Some(run(&mut locked, wake))
+    }
+
+    /// Forwards the wake that a leaving waiter took to the next exclusive one.
+    #[doc(hidden)]
+    pub fn forward_in_order(&self, key: Events) {
+        let mut deferred = Deferred::new();
+        let wake = &mut Wake::new(key, &mut deferred);
+        self.lock().walk(wake, true);
     }
 
     /// Begins to count what happens in the queue; without effect if it counts already.
@@ -284,7 +266,7 @@ impl WaitQueue {
         });
     }
 
-    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A full fence, too: an object's poll may
+    /// An entry was linked; the queue is locked, so nobody else writes `linked`. A full fence, too: an object's poll may
     /// read in any order it likes.
     #[inline]
     fn count_linked(&self) {
@@ -292,7 +274,7 @@ impl WaitQueue {
         fence_after_rmw();
     }
 
-    /// An entry was unlinked; `list` is locked, and `linked` is not zero, so nobody else writes it. In no order with
+    /// An entry was unlinked; the queue is locked, and `linked` is not zero, so nobody else writes it. In no order with
     /// anything: a wake that sees the old number looks for nothing.
     #[inline]
     fn count_unlinked(&self) {
@@ -312,131 +294,5 @@ impl WaitQueue {
     #[doc(hidden)]
     pub fn has_several(&self) -> bool {
         self.linked.load(Ordering::SeqCst) > 1
-    }
-
-    /// Returns whether anybody, through however many sets, waits right now for a wake of this queue.
-    #[doc(hidden)]
-    pub fn is_awaited(&self, deferred: &mut Deferred) -> bool {
-        if !self.is_watched() {
-            return false;
-        }
-        let mut wake = Wake {
-            key: Events::IN,
-            mode: Mode::Query,
-            deferred,
-        };
-        let Some(mut list) = self.lock_to_wake(Kind::Question, &mut wake) else {
-            // The holder of the lock may be about to wait.
-            return true;
-        };
-        let mut is_awaited = false;
-        let mut at = list.first(false);
-        while let Some(entry) = at.filter(|_| !is_awaited) {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            is_awaited = self.call(&mut list, entry, &mut wake) != Reply::Declined;
-        }
-        drop(list);
-        is_awaited
-    }
-
-    /// A wake that is part of another one, whose state is already published.
-    pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
-        if !self.is_watched() {
-            return 0;
-        }
-        let Some(mut list) = self.lock_to_wake(Kind::Plain, wake) else {
-            return 0;
-        };
-        let took = self.wake_locked(&mut list, wake);
-        drop(list);
-        took
-    }
-
-    /// [`wake_within`](Self::wake_within) with the lock held.
-    #[inline]
-    fn wake_locked(&self, list: &mut List, wake: &mut Wake<'_>) -> usize {
-        let took = self.walk(list, wake, false);
-        self.count_wake(took);
-        took
-    }
-
-    /// Hands the wake that a leaving waiter took to the next exclusive one.
-    #[doc(hidden)]
-    pub fn pass_on(&self, key: Events) {
-        let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key,
-            mode: Mode::Notify,
-            deferred: &mut deferred,
-        };
-        let mut list = self.lock();
-        self.walk(&mut list, &mut wake, true);
-        drop(list);
-    }
-
-    /// The entry's claim, if it has one, is over.
-    fn unclaim(&self, list: &mut List, entry: &WaitEntry) -> bool {
-        let claimed = list.unclaim(entry);
-        if claimed && !entry.stands(LINKED) {
-            self.count_unlinked();
-        }
-        claimed
-    }
-
-    /// Calls entries from the head, exclusive ones until one took it.
-    #[inline]
-    fn walk(&self, list: &mut List, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
-        let mut took = 0;
-        let mut at = list.first(exclusive_only);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            // SAFETY: as above.
-            let exclusive = unsafe { entry.as_ref() }.stands(EXCLUSIVE);
-            let reply = self.call(list, entry, wake);
-            self.uncount(reply);
-            if reply != Reply::Declined {
-                took += 1;
-                if exclusive {
-                    if reply == Reply::Woken {
-                        // SAFETY: as above, and `Woken` left it linked.
-                        list.claim(unsafe { entry.as_ref() });
-                    }
-                    break;
-                }
-            }
-        }
-        took
-    }
-
-    /// Subtracts an entry that [`call`](Self::call) has unlinked. An entry that took a rotating
-    /// wakeup stays counted.
-    #[inline]
-    fn uncount(&self, reply: Reply) {
-        if reply == Reply::WokenAndUnlinked {
-            self.count_unlinked();
-        }
-    }
-
-    /// Calls a linked entry, and unlinks it if that is its reply. Until it has replied, the wakeup is in this queue.
-    #[inline]
-    fn call(&self, list: &mut List, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-        step(Step::Call);
-        // SAFETY: a linked entry is alive under the lock.
-        let on_wake = unsafe { entry.as_ref() }.on_wake;
-        let below = wake.deferred.level;
-        // SAFETY: the levels are those of callers of this function that have not returned.
-        let level = unsafe { Level::above(below, self) };
-        wake.deferred.level = &raw const level;
-        // SAFETY: the entry is linked into this queue, whose lock is held.
-        let reply = unsafe { on_wake(entry, wake) };
-        wake.deferred.level = below;
-        if reply == Reply::WokenAndUnlinked {
-            // SAFETY: it was linked and the list is locked. Its owner frees it after it has taken this lock, or has
-            // found that it is unlinked.
-            unsafe { list.unlink(entry) };
-        }
-        reply
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! # Claims
 //! The chosen waiter has a claim until it has polled the object. A waiter without a claim that finds the
-//! object ready asks for its turn ([`WaitQueue::turn`]): waiters with claims and those in line come first.
+//! object ready asks for its turn ([`WaitEntry::turn`]): waiters with claims and those in line come first.
 //!
 //! # More events than waiters
 //! A wakeup that finds no waiter sets a recheck flag in each entry, so that the first worker to
@@ -18,22 +18,24 @@
 
 use core::ptr::{self, NonNull};
 
-use super::list::{CLAIMED, EXCLUSIVE, LINKED, List, Node};
-use super::locked::Kind;
-use super::{Deferred, Mode, Reply, WaitEntry, WaitQueue, Wake};
+use super::call::{Called, claim};
+use super::entry::{CLAIMED, EXCLUSIVE, Hooked, LINKED};
+use super::list::List;
+use super::locked::{Held, Kind};
+use super::{Deferred, Inside, Mode, Place, WaitEntry, WaitQueue, Wake};
 use crate::events::Events;
 use crate::sync::{AtomicBool, AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
 use crate::tally::Tally;
 
-/// The state of a queue for rotation.
+/// The state of a queue for rotation that is read without the lock.
 pub(super) struct Rotation {
     /// A rotating wakeup found no waiter, and all exclusive entries have the recheck flag. Until
-    /// one of them uses it up no further flag is needed, and no entry is in line. Set under the
+    /// one of them clears it no further flag is needed, and no entry is in line. Set under the
     /// list's lock.
-    pub(super) recheck: AtomicBool,
+    recheck: AtomicBool,
     /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
     /// Guarded by the list's lock.
-    pub(super) wakeup_pending: AtomicBool,
+    wakeup_pending: AtomicBool,
     /// True if the wakes of the queue are rotating ones. Written under the list's lock.
     is_used: AtomicBool,
     /// The lead over all others with which a waiter still takes the next event before them. A turn that is taken
@@ -52,15 +54,26 @@ impl Rotation {
     }
 }
 
+/// The state of a queue for rotation that its lock guards.
+pub(super) struct Turns {
+    /// Claims that are not yet settled, without those whose waiters are late.
+    claims: u32,
+    /// The baseline of turns: an entry with fewer turns counts as having had this many.
+    baseline: u32,
+}
+
 /// The claim came from a rotating wake, which counted as a turn.
-pub(super) const RETIRED: u32 = 8;
+const COUNTED: u32 = 8;
 /// The entry has a claim and has not come in time: no other waiter waits for it, and no wake is offered
 /// to it.
-pub(super) const LATE: u32 = 16;
+const LATE: u32 = 16;
 /// One turn. Their number wraps around.
-pub(super) const TURN: u32 = 32;
+const TURN: u32 = 32;
 /// By how many turns one entry may be ahead of another; what is more than that is forgotten.
 const REMEMBERED: u32 = 1024 * TURN;
+/// As many workers that were chosen and have not come are more than chance.
+#[cfg(all(feature = "std", not(upoll_loom)))]
+const MANY: u32 = 4;
 /// The greatest slack, in turns: leads that are to be compared have to be remembered.
 const MOST_SLACK: u32 = 512;
 
@@ -91,22 +104,32 @@ pub enum Arrival {
     Idle,
 }
 
-/// The report of the waiters in a queue that they have used up their
-/// recheck flags.
+/// Whether the waiters in a queue report that they have cleared their recheck flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Notes {
+pub enum RecheckFlags {
     /// The watchers of a rotating set do.
-    AreUsedUp,
+    AreCleared,
     Stay,
 }
 
 /// The exclusive waiters that are offered a wake.
 #[derive(Clone, Copy)]
-enum Whom {
+enum Whom<'a> {
     All,
-    Except(*const WaitEntry),
+    Except(&'a WaitEntry),
     /// Those before this one that have no claim yet.
-    Before(*const WaitEntry),
+    Before(&'a WaitEntry),
+}
+
+/// How a rotating wake sets recheck flags, as [`Kind::Policy`] has it: several that were left go by the bits of all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Flagging(u32);
+
+impl Flagging {
+    /// The waiters do not report that they have cleared their recheck flags.
+    const EACH_TIME: Self = Flagging(0b10);
+    /// A wakeup that finds no waiter sets recheck flags only if the last ones have been cleared.
+    const ONCE: Self = Flagging(0b11);
 }
 
 impl WaitQueue {
@@ -123,175 +146,34 @@ impl WaitQueue {
     pub fn wake_rotate(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key,
-            mode: Mode::Notify,
-            deferred: &mut deferred,
-        };
-        // Waiters here do not report that they have used up their recheck flags.
-        self.wake_in_turn(&mut wake, false)
+        let wake = &mut Wake::new(key, &mut deferred);
+        self.wake_in_turn(wake, Flagging::EACH_TIME)
     }
 
     /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets.
-    /// The waiters there use up recheck flags, and all wakeups there have the same key.
+    /// The waiters there clear recheck flags, and all wakeups there have the same key.
     pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
-        self.wake_in_turn(wake, true)
+        self.wake_in_turn(wake, Flagging::ONCE)
     }
 
-    /// With `notes_last` a wakeup that finds no waiter sets recheck flags only if the last ones
-    /// have been used up.
-    fn wake_in_turn(&self, wake: &mut Wake<'_>, notes_last: bool) -> usize {
+    fn wake_in_turn(&self, wake: &mut Wake<'_>, flagging: Flagging) -> usize {
         if !self.is_watched() {
             return 0;
         }
-        let Some(mut list) = self.lock_to_wake(Kind::Rotating { notes_last }, wake) else {
-            return 0;
-        };
-        let took = self.wake_in_turn_locked(&mut list, wake, notes_last);
-        drop(list);
-        took
-    }
-
-    /// [`wake_in_turn`](Self::wake_in_turn) with the lock held.
-    pub(super) fn wake_in_turn_locked(
-        &self,
-        list: &mut List,
-        wake: &mut Wake<'_>,
-        notes_last: bool,
-    ) -> usize {
-        self.rotation.is_used.store(true, Ordering::Relaxed);
-        let mut took = 0;
-        let mut at = list.first(false);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            if unsafe { entry.as_ref() }.stands(EXCLUSIVE) {
-                break;
-            }
-            // SAFETY: as above, and `entry` is still linked.
-            at = unsafe { list.next(entry) };
-            let reply = self.call(list, entry, wake);
-            self.uncount(reply);
-            took += usize::from(reply != Reply::Declined);
-        }
-        wake.mode = Mode::TryWake;
-        if self.offer_in_turn(list, wake, Whom::All) {
-            #[cfg(all(feature = "std", not(upoll_loom)))]
-            wake.deferred.let_run(list.claims);
-            took += 1;
-        } else {
-            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
-            took += usize::from(self.leave_notes(list, wake, notes_last));
-        }
-        self.count_wake(took);
-        took
-    }
-
-    /// Sets a recheck flag in all exclusive entries, because no thread waits. Returns whether a
-    /// thread was waiting after all, and took the event.
-    fn leave_notes(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> bool {
-        if self.rotation.recheck.load(Ordering::SeqCst) {
-            return false;
-        }
-        wake.mode = Mode::Notify;
-        if notes_last {
-            self.rotation.recheck.store(true, Ordering::SeqCst);
-        }
-        let mut at = list.first(true);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            if self.call(list, entry, wake) != Reply::Declined {
-                // The other entries get no recheck flag.
-                self.use_up_notes();
-                self.retire(list, entry);
-                return true;
-            }
-        }
-        false
+        let in_turn = |held: &mut Held<'_>, wake: &mut Wake<'_>| held.wake_in_turn(wake, flagging);
+        self.with_lock(Kind::Policy(flagging.0), wake, in_turn)
+            .unwrap_or(0)
     }
 
     /// An exclusive entry of this queue has no recheck flag any more, or never had one: call this
     /// before the last poll of the object. Pairs with a rotating wakeup that publishes, then reads
     /// `recheck`.
     #[inline]
-    pub(crate) fn use_up_notes(&self) {
+    pub(crate) fn clear_recheck(&self) {
         if self.rotation.recheck.load(Ordering::Relaxed) {
             self.rotation.recheck.swap(false, Ordering::SeqCst);
             fence_after_rmw();
         }
-    }
-
-    /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready, may
-    /// take it: the rule that makes workers take turns at a source that stays ready.
-    ///
-    /// The next waiter in line is offered it first, and so is each waiter that holds a claim. How
-    /// far that goes depends on `ask`. If `me` may not take it, `refused` runs under the queue's
-    /// lock, so that what it undoes does not race with a wake, and the result is false.
-    ///
-    /// # Safety
-    /// `me` is hooked into this queue.
-    pub(crate) unsafe fn turn(
-        &self,
-        me: &WaitEntry,
-        ask: Ask,
-        refused: impl FnOnce(),
-        deferred: &mut Deferred,
-    ) -> bool {
-        let mut list = self.lock();
-        // SAFETY: passed on to the caller.
-        let is_mine = unsafe { self.turn_locked(&mut list, me, ask, deferred) };
-        if !is_mine {
-            refused();
-        }
-        drop(list);
-        is_mine
-    }
-
-    /// # Safety
-    /// As [`turn`](Self::turn), and `list` is this queue's.
-    unsafe fn turn_locked(
-        &self,
-        list: &mut List,
-        me: &WaitEntry,
-        ask: Ask,
-        deferred: &mut Deferred,
-    ) -> bool {
-        let chosen = matches!(ask, Ask::Chosen | Ask::WithinSlack);
-        if self.unclaim(list, me) {
-            // A wake chose `me` just now.
-            if chosen {
-                self.hand_on(list, me, Notes::AreUsedUp, deferred);
-            }
-            return true;
-        }
-        if broken(Rule::HandOnTurn) {
-            return false;
-        }
-        let others_are_chosen = list.claims > 0;
-        let whom = match ask {
-            Ask::Yielding if others_are_chosen => return false,
-            Ask::AtOnce if others_are_chosen => None,
-            Ask::Unconditional => None,
-            Ask::WithinSlack if self.goes_on(list, me) => None,
-            Ask::Chosen | Ask::WithinSlack => Some(Whom::Before(me)),
-            Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
-        };
-        let mut wake = Wake {
-            key: Events::IN,
-            mode: Mode::TryWake,
-            deferred,
-        };
-        if let Some(whom) = whom
-            && self.offer_in_turn(list, &mut wake, whom)
-        {
-            return false;
-        }
-        if ask == Ask::Unconditional {
-            Self::call_all_late(list);
-        }
-        // SAFETY: `me` is borrowed, and the list is locked.
-        unsafe { list.count_turn(me) };
-        true
     }
 
     /// Sets by how many turns a waiter may be ahead of all others, and still take the next event before them.
@@ -299,34 +181,6 @@ impl WaitQueue {
     pub fn set_slack(&self, turns: u32) {
         let slack = turns.min(MOST_SLACK) * TURN;
         self.rotation.slack.store(slack, Ordering::Relaxed);
-    }
-
-    /// Returns whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait now.
-    #[cfg(any(feature = "std", upoll_loom))]
-    #[doc(hidden)]
-    pub(crate) fn has_slack(&self, me: &WaitEntry) -> bool {
-        let list = self.lock();
-        let has_slack = self.goes_on(&list, me);
-        drop(list);
-        has_slack
-    }
-
-    /// [`has_slack`](Self::has_slack) with the lock held.
-    fn goes_on(&self, list: &List, me: &WaitEntry) -> bool {
-        let slack = self.rotation.slack.load(Ordering::Relaxed);
-        if slack == 0 {
-            return false;
-        }
-        let mut least = list.first(true);
-        if let Some(entry) = least
-            && ptr::eq(entry.as_ptr(), me)
-        {
-            // SAFETY: a linked entry is alive under the lock.
-            least = unsafe { list.next(entry) };
-        }
-        // SAFETY: as above.
-        let least = least.map(|least| list.lead(unsafe { least.as_ref() }));
-        least.is_none_or(|least| list.lead(me) < least + slack)
     }
 
     /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to poll first.
@@ -344,304 +198,441 @@ impl WaitQueue {
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
     ) -> Arrival {
-        let mut list = self.lock();
-        // SAFETY: passed on to the caller.
-        let arrival = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
-        drop(list);
-        arrival
-    }
-
-    /// # Safety
-    /// As [`turn_or_hook`](Self::turn_or_hook), and `list` is this queue's.
-    unsafe fn turn_or_link(
-        &self,
-        list: &mut List,
-        me: &WaitEntry,
-        first: bool,
-        ready: impl FnOnce() -> bool,
-        deferred: &mut Deferred,
-    ) -> Arrival {
-        me.queue
-            .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
-        me.set_standing(EXCLUSIVE, true);
-        // SAFETY: `me` is unlinked and the list locked.
-        unsafe {
-            if first {
-                list.push_first(me);
-            } else {
-                list.push_last(me);
-            }
+        // SAFETY: the contract of `hook` is this one's.
+        unsafe { me.hook_unlinked(self, Place::ExclusiveTail) };
+        let mut hooked = Hooked {
+            entry: me,
+            held: self.lock(),
+        };
+        if first {
+            let lead = hooked.held.inside.lead_of_first();
+            // SAFETY: it is hooked into this queue, and is linked nowhere yet.
+            unsafe { hooked.held.inside.push_in_turn(me, lead, true) };
+        } else {
+            // SAFETY: as for `push_in_turn`.
+            unsafe { hooked.held.inside.push_last(me) };
         }
         self.count_linked();
-        self.use_up_notes();
+        self.clear_recheck();
         self.tally.count(Tally::sleeps);
         if !ready() {
             return Arrival::Idle;
         }
-        let mut wake = Wake {
-            key: Events::IN,
-            mode: Mode::TryWake,
-            deferred,
-        };
-        if list.claims > 0 || self.offer_in_turn(list, &mut wake, Whom::Except(me)) {
+        if hooked.held.inside.turns.claims > 0 || hooked.offers_to_others(deferred) {
             return Arrival::BehindOthers;
         }
-        // SAFETY: `me` was linked above and the list is still locked.
-        unsafe { list.unlink(NonNull::from(me)) };
-        self.count_unlinked();
+        hooked.unlink();
         me.queue.store(ptr::null_mut(), Ordering::Relaxed);
         Arrival::InTurn
     }
 
-    /// The waiters that were chosen have not come in time. (A thread that was woken is not linked, and is
-    /// sure to come.)
-    fn call_all_late(list: &mut List) {
-        let mut at = list.first(true);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            unsafe {
-                at = list.next(entry);
-                list.call_late(entry.as_ref());
-            }
+    /// Forwards the wake that a leaving waiter took to the next one, in turn if the queue's wakes are.
+    #[doc(hidden)]
+    pub fn forward(&self, key: Events) {
+        if self.rotation.is_used.load(Ordering::Relaxed) {
+            self.forward_in_turn(key);
+        } else {
+            self.forward_in_order(key);
         }
     }
 
-    /// Offers the wake to the exclusive entries in their order until one takes it; that one has
-    /// a claim then, and one turn more.
-    fn offer_in_turn(&self, list: &mut List, wake: &mut Wake<'_>, whom: Whom) -> bool {
-        if self.rotation.recheck.load(Ordering::SeqCst) {
+    /// Forwards the wake that a leaving waiter took to the next one in turn.
+    #[doc(hidden)]
+    pub fn forward_in_turn(&self, key: Events) {
+        let mut deferred = Deferred::new();
+        let wake = &mut Wake {
+            mode: Mode::TryWake,
+            ..Wake::new(key, &mut deferred)
+        };
+        let mut held = self.lock();
+        if !held.offer_in_turn(wake, Whom::All) {
+            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
+            wake.mode = Mode::Notify;
+            held.walk(wake, true);
+        }
+    }
+}
+
+impl Held<'_> {
+    /// A wake that the queue's policy makes, with the number of its [`Kind::Policy`].
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(super) fn wake_by_policy(&mut self, wake: &mut Wake<'_>, number: u32) -> usize {
+        self.wake_in_turn(wake, Flagging(number))
+    }
+
+    /// [`WaitQueue::wake_rotate`] with the lock held.
+    fn wake_in_turn(&mut self, wake: &mut Wake<'_>, flagging: Flagging) -> usize {
+        let queue = self.queue;
+        queue.rotation.is_used.store(true, Ordering::Relaxed);
+        let mut took = 0;
+        let mut walk = self.inside.entries.walk();
+        while let Some(linked) = walk.advance() {
+            if linked.entry().has_rank_bit(EXCLUSIVE) {
+                break;
+            }
+            let called = queue.call_and_count(linked, wake);
+            took += usize::from(!matches!(called, Called::Declined));
+        }
+        wake.mode = Mode::TryWake;
+        if self.offer_in_turn(wake, Whom::All) {
+            #[cfg(all(feature = "std", not(upoll_loom)))]
+            wake.deferred.yield_if(self.inside.turns.yields_to_chosen());
+            took += 1;
+        } else {
+            queue.rotation.wakeup_pending.store(true, Ordering::Relaxed);
+            took += usize::from(self.flag_all(wake, flagging));
+        }
+        queue.count_wake(took);
+        took
+    }
+
+    /// Sets a recheck flag in all exclusive entries, because no thread waits. Returns whether a
+    /// thread was waiting after all, and took the event.
+    fn flag_all(&mut self, wake: &mut Wake<'_>, flagging: Flagging) -> bool {
+        let queue = self.queue;
+        if queue.rotation.recheck.load(Ordering::SeqCst) {
             return false;
         }
-        let mut at = list.first(true);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            match whom {
-                // SAFETY: a linked entry is alive under the lock.
-                _ if unsafe { entry.as_ref() }.stands(LATE) => continue,
-                Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
-                Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
-                // SAFETY: as above. One with a claim has an event of its own to look for.
-                Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
-                _ => {}
-            }
-            if self.call(list, entry, wake) != Reply::Declined {
-                self.retire(list, entry);
+        wake.mode = Mode::Notify;
+        if flagging == Flagging::ONCE {
+            queue.rotation.recheck.store(true, Ordering::SeqCst);
+        }
+        let mut walk = self.inside.entries.walk_exclusive();
+        while let Some(linked) = walk.advance() {
+            if let Some(taker) = queue.call(linked, wake).taker() {
+                // The other entries get no recheck flag.
+                queue.clear_recheck();
+                self.claim_in_turn(taker);
                 return true;
             }
         }
         false
     }
 
-    /// Hands the wake that a leaving waiter took to the next one, in turn if the queue's wakes are.
-    #[doc(hidden)]
-    pub fn forward(&self, key: Events) {
-        if self.rotation.is_used.load(Ordering::Relaxed) {
-            self.pass_on_in_turn(key);
-        } else {
-            self.pass_on(key);
+    /// Offers the wake to the exclusive entries in their order until one takes it; that one has
+    /// a claim then, and one turn more.
+    fn offer_in_turn(&mut self, wake: &mut Wake<'_>, whom: Whom<'_>) -> bool {
+        let queue = self.queue;
+        if queue.rotation.recheck.load(Ordering::SeqCst) {
+            return false;
         }
+        let mut walk = self.inside.entries.walk_exclusive();
+        while let Some(linked) = walk.advance() {
+            let entry = linked.entry();
+            match whom {
+                _ if entry.has_rank_bit(LATE) => continue,
+                Whom::Except(one) if ptr::eq(entry, one) => continue,
+                Whom::Before(one) if ptr::eq(entry, one) => break,
+                // One with a claim has an event of its own to look for.
+                Whom::Before(_) if entry.is_claimed() => continue,
+                _ => {}
+            }
+            if let Some(taker) = queue.call(linked, wake).taker() {
+                self.claim_in_turn(taker);
+                return true;
+            }
+        }
+        false
     }
 
-    /// Hands the wake that a leaving waiter took to the next one.
-    #[doc(hidden)]
-    pub fn pass_on_in_turn(&self, key: Events) {
-        let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key,
-            mode: Mode::TryWake,
-            deferred: &mut deferred,
-        };
-        let mut list = self.lock();
-        if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
-            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
-            wake.mode = Mode::Notify;
-            self.walk(&mut list, &mut wake, true);
-        }
-        drop(list);
-    }
-
-    /// Offers the next in line an event in addition to the one that `me` has. If no thread waits,
-    /// all get recheck flags where those are used up: some may be about to wait, as others have the
-    /// event as far as they know.
-    fn hand_on(&self, list: &mut List, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
-        let mut wake = Wake {
-            key: Events::IN,
-            mode: Mode::TryWake,
-            deferred,
-        };
-        if broken(Rule::HandOnSecondEvent) {
-            return;
-        }
-        if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
-            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
-            self.leave_notes(list, &mut wake, true);
-        }
-    }
-
-    /// The entry took a rotating wake: it has a claim, and has had its turn.
-    fn retire(&self, list: &mut List, entry: NonNull<WaitEntry>) {
-        // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
+    /// The exclusive entry took a rotating wake: it has a claim, and has had its turn.
+    fn claim_in_turn(&mut self, entry: NonNull<WaitEntry>) {
+        let inside = &mut *self.inside;
+        // SAFETY: the wake was offered to exclusive entries alone. The owner of one waits for this lock before it ends the
+        // entry, also if a wake has unlinked it (`is_done`).
         let entry = unsafe { entry.as_ref() };
-        list.claim(entry);
-        entry.set_standing(RETIRED, true);
-        // SAFETY: as above.
-        unsafe { list.count_turn(entry) };
+        claim(entry, &mut inside.turns);
+        entry.set_rank_bit(COUNTED, true);
+        // SAFETY: it is linked here, or was until this wake.
+        unsafe { inside.count_turn(entry) };
+    }
+
+    /// Returns whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait
+    /// now.
+    fn goes_on(&self, me: &WaitEntry) -> bool {
+        let slack = self.queue.rotation.slack.load(Ordering::Relaxed);
+        if slack == 0 {
+            return false;
+        }
+        let Inside { entries, turns } = &*self.inside;
+        let mut others = entries.exclusive().filter(|&entry| !ptr::eq(entry, me));
+        let least = others.next().map(|least| turns.lead(least));
+        least.is_none_or(|least| turns.lead(me) < least + slack)
     }
 }
 
 impl WaitEntry {
+    /// Asks whether this entry, an exclusive waiter without a claim that found the object still ready, may
+    /// take it: the rule that makes workers take turns at a source that stays ready.
+    ///
+    /// The next waiter in line is offered it first, and so is each waiter that holds a claim. How
+    /// far that goes depends on `ask`. If the entry may not take it, `refused` runs under the queue's
+    /// lock, so that what it undoes does not race with a wake, and the result is false.
+    pub(crate) fn turn(&self, ask: Ask, refused: impl FnOnce(), deferred: &mut Deferred) -> bool {
+        let Some(mut hooked) = self.lock() else {
+            return true;
+        };
+        let is_mine = hooked.turn(ask, deferred);
+        if !is_mine {
+            refused();
+        }
+        is_mine
+    }
+
+    /// Returns whether the entry is ahead of every other exclusive waiter by less than the slack, also of those that do not
+    /// wait now.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn has_slack(&self) -> bool {
+        self.lock().is_some_and(|hooked| hooked.held.goes_on(self))
+    }
+
     /// The owner has polled the object: its claim is used up. With `has_another` the object has an event more than the one that
     /// the claim is for. If so, or if a wakeup is pending in the queue, the next waiter is offered that now; if none waits,
     /// the next to come polls.
     ///
     /// `still_ready` runs under the queue's lock: a wakeup that came after the owner's poll counts,
     /// or its pending event would be forgotten.
-    ///
-    /// # Safety
-    /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
-    pub unsafe fn settle(
+    pub fn settle(
         &self,
         still_ready: impl FnOnce() -> bool,
         has_another: bool,
-        uses: Notes,
+        flags: RecheckFlags,
         deferred: &mut Deferred,
     ) {
-        let Some(queue) = self.queue() else { return };
-        // SAFETY: the caller vouches for the queue.
-        let queue = unsafe { queue.as_ref() };
-        let mut list = queue.lock();
-        let retired = self.stands(RETIRED);
-        let claimed = queue.unclaim(&mut list, self);
+        let Some(mut hooked) = self.lock() else {
+            return;
+        };
+        let pending = &hooked.held.queue.rotation.wakeup_pending;
+        let counted = self.has_rank_bit(COUNTED);
+        let claimed = hooked.unclaim();
         if !still_ready() {
-            queue
-                .rotation
-                .wakeup_pending
-                .store(false, Ordering::Relaxed);
-            if claimed && retired && self.stands(LINKED) {
-                // Chosen for nothing: that was no turn, so the next one is its again.
-                // SAFETY: the entry is linked here and the list locked.
-                unsafe {
-                    list.unlink(NonNull::from(self));
-                    let lead = list.lead(self).saturating_sub(TURN);
-                    list.push_in_turn(self, lead, true);
-                }
+            pending.store(false, Ordering::Relaxed);
+            if claimed && counted {
+                hooked.give_turn_back();
             }
-        } else if has_another || queue.rotation.wakeup_pending.load(Ordering::Relaxed) {
-            queue.hand_on(&mut list, self, uses, deferred);
+        } else if has_another || pending.load(Ordering::Relaxed) {
+            hooked.forward_another(flags, deferred);
         }
-        drop(list);
     }
 }
 
-impl List {
-    /// Returns by how many turns the entry is ahead of those that count as having had the fewest.
-    /// An entry that was away for long is not behind them.
-    pub(super) fn lead(&self, entry: &WaitEntry) -> u32 {
-        let turns = entry.rank.load(Ordering::Relaxed) & !(TURN - 1);
-        let lead = turns.wrapping_sub(self.baseline);
-        if lead > REMEMBERED { 0 } else { lead }
+impl Hooked<'_> {
+    /// [`WaitEntry::turn`] with the lock held.
+    fn turn(&mut self, ask: Ask, deferred: &mut Deferred) -> bool {
+        let me = self.entry;
+        let chosen = matches!(ask, Ask::Chosen | Ask::WithinSlack);
+        if self.unclaim() {
+            // A wake chose `me` just now.
+            if chosen {
+                self.forward_another(RecheckFlags::AreCleared, deferred);
+            }
+            return true;
+        }
+        if broken(Rule::ForwardTurn) {
+            return false;
+        }
+        let others_are_chosen = self.held.inside.turns.claims > 0;
+        let whom = match ask {
+            Ask::Yielding if others_are_chosen => return false,
+            Ask::AtOnce if others_are_chosen => None,
+            Ask::Unconditional => None,
+            Ask::WithinSlack if self.held.goes_on(me) => None,
+            Ask::Chosen | Ask::WithinSlack => Some(Whom::Before(me)),
+            Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
+        };
+        if let Some(whom) = whom
+            && self.held.offer_in_turn(&mut offer(deferred), whom)
+        {
+            return false;
+        }
+        let inside = &mut *self.held.inside;
+        if ask == Ask::Unconditional {
+            inside.call_all_late();
+        }
+        // SAFETY: it is hooked into this queue.
+        unsafe { inside.count_turn(me) };
+        true
+    }
+
+    /// Offers the others an event. Returns whether one took it.
+    fn offers_to_others(&mut self, deferred: &mut Deferred) -> bool {
+        let whom = Whom::Except(self.entry);
+        self.held.offer_in_turn(&mut offer(deferred), whom)
+    }
+
+    /// Offers the next in line an event in addition to the one that the entry has. If no thread waits,
+    /// all get recheck flags where those are cleared: some may be about to wait, as others have the
+    /// event as far as they know.
+    fn forward_another(&mut self, flags: RecheckFlags, deferred: &mut Deferred) {
+        if broken(Rule::ForwardSecondEvent) {
+            return;
+        }
+        if !self.offers_to_others(deferred) && flags == RecheckFlags::AreCleared {
+            let rotation = &self.held.queue.rotation;
+            rotation.wakeup_pending.store(true, Ordering::Relaxed);
+            self.held.flag_all(&mut offer(deferred), Flagging::ONCE);
+        }
+    }
+
+    /// The entry was chosen for nothing: that was no turn, so the next one is its again.
+    fn give_turn_back(&mut self) {
+        let inside = &mut *self.held.inside;
+        if self.entry.has_rank_bit(LINKED) {
+            let lead = inside.turns.lead(self.entry).saturating_sub(TURN);
+            // SAFETY: it is hooked into this queue.
+            unsafe { inside.move_in_turn(self.entry, lead, true) };
+        }
+    }
+}
+
+/// A wake that tries for one waiter.
+fn offer(deferred: &mut Deferred) -> Wake<'_> {
+    Wake {
+        mode: Mode::TryWake,
+        ..Wake::new(Events::IN, deferred)
+    }
+}
+
+impl Inside {
+    /// The waiters that were chosen have not come in time. (A thread that was woken is not linked, and is
+    /// sure to come.)
+    fn call_all_late(&mut self) {
+        for entry in self.entries.exclusive() {
+            self.turns.call_late(entry);
+        }
+    }
+
+    fn lead_of_first(&self) -> u32 {
+        let first = self.entries.exclusive().next();
+        first.map_or(0, |first| self.turns.lead(first))
+    }
+
+    /// Links an exclusive entry that is new here behind all others.
+    ///
+    /// # Safety
+    /// As [`List::push_behind`].
+    unsafe fn push_last(&mut self, entry: &WaitEntry) {
+        self.turns.begins_last(entry, &self.entries);
+        // SAFETY: the caller keeps the contract of `push_behind`.
+        unsafe { self.entries.push_back(entry) };
     }
 
     /// Links an exclusive entry that is ahead by `lead` behind those ahead by as much or less, or
     /// before those ahead by as much or more.
     ///
     /// # Safety
-    /// The entry is in no list, and this list is locked.
-    pub(super) unsafe fn push_in_turn(
-        &mut self,
-        entry: &WaitEntry,
-        lead: u32,
-        before_equals: bool,
-    ) {
-        self.set_lead(entry, lead);
+    /// As [`List::push_behind`].
+    unsafe fn push_in_turn(&mut self, entry: &WaitEntry, lead: u32, before_equals: bool) {
+        let Inside { entries, turns } = self;
+        turns.set_lead(entry, lead);
         let goes_before = |other: &WaitEntry| {
-            let theirs = self.lead(other);
-            other.stands(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
+            let theirs = turns.lead(other);
+            other.has_rank_bit(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
         };
-        let (mut prev, mut next) = (self.tail, ptr::null_mut());
-        while let Some(at) = NonNull::new(prev) {
-            // SAFETY: a linked entry is alive, and the lock is held.
-            let at = unsafe { at.as_ref() };
-            if !goes_before(at) {
-                break;
-            }
-            next = prev;
-            // SAFETY: as above.
-            prev = at.node.with(|node| unsafe { (*node).prev });
-        }
-        let this = ptr::from_ref(entry).cast_mut();
-        // SAFETY: as above; the entry is unlinked.
+        // SAFETY: the caller keeps the contract of `push_behind`.
+        unsafe { entries.push_behind(entry, goes_before) };
+    }
+
+    /// Moves a linked entry to the place that goes with the `lead`, as [`push_in_turn`](Self::push_in_turn) finds it.
+    ///
+    /// # Safety
+    /// The entry is linked nowhere else.
+    unsafe fn move_in_turn(&mut self, entry: &WaitEntry, lead: u32, before_equals: bool) {
+        // SAFETY: it is linked nowhere but here. Once it is unlinked it is linked nowhere, and it stays as it would have if
+        // it had not been moved.
         unsafe {
-            entry.node.with_mut(|node| *node = Node { next, prev });
-            match NonNull::new(prev) {
-                None => self.head = this,
-                Some(prev) => prev.as_ref().node.with_mut(|node| (*node).next = this),
-            }
-            match NonNull::new(next) {
-                None => self.tail = this,
-                Some(next) => next.as_ref().node.with_mut(|node| (*node).prev = this),
+            if let Some(linked) = self.entries.linked(entry) {
+                linked.unlink();
+                self.push_in_turn(entry, lead, before_equals);
             }
         }
-        entry.set_standing(LINKED, true);
-    }
-
-    /// Links an exclusive entry that is new here behind all others.
-    ///
-    /// # Safety
-    /// As [`push_in_turn`](Self::push_in_turn).
-    pub(super) unsafe fn push_last(&mut self, entry: &WaitEntry) {
-        // SAFETY: a linked entry is alive, and the lock is held.
-        let last = NonNull::new(self.tail).map(|last| unsafe { last.as_ref() });
-        let lead = last.map_or(0, |last| self.lead(last));
-        // SAFETY: passed on to the caller.
-        unsafe { self.push_in_turn(entry, lead, false) };
-    }
-
-    /// Links an exclusive entry that is new here before all others.
-    ///
-    /// # Safety
-    /// As [`push_in_turn`](Self::push_in_turn).
-    pub(super) unsafe fn push_first(&mut self, entry: &WaitEntry) {
-        // SAFETY: a linked entry is alive, and the lock is held.
-        let first = self.first(true).map(|first| unsafe { first.as_ref() });
-        let lead = first.map_or(0, |first| self.lead(first));
-        // SAFETY: passed on to the caller.
-        unsafe { self.push_in_turn(entry, lead, true) };
     }
 
     /// The entry has one turn more: it stands behind all that have had as many or fewer.
     ///
     /// # Safety
-    /// The entry is alive, and this list is locked.
-    pub(super) unsafe fn count_turn(&mut self, entry: &WaitEntry) {
+    /// The entry is linked nowhere else.
+    unsafe fn count_turn(&mut self, entry: &WaitEntry) {
+        let lead = self.turns.count(entry);
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.move_in_turn(entry, lead, false) };
+    }
+}
+
+/// The functions for the rest of `wait` are the policy's part in the links and claims of any queue.
+impl Turns {
+    pub(super) fn new() -> Self {
+        Turns {
+            claims: 0,
+            baseline: 0,
+        }
+    }
+
+    /// An exclusive entry that is new is to be linked behind all others.
+    #[inline]
+    pub(super) fn begins_last(&mut self, entry: &WaitEntry, entries: &List) {
+        let lead = entries.last().map_or(0, |last| self.lead(last));
+        self.set_lead(entry, lead);
+    }
+
+    /// An entry has a claim that it did not have.
+    #[inline]
+    pub(super) fn claimed(&mut self) {
+        self.claims += 1;
+    }
+
+    /// An entry has a claim no more. Returns the policy's bits of its rank that go with the claim.
+    #[inline]
+    pub(super) fn unclaimed(&mut self, entry: &WaitEntry) -> u32 {
+        if !entry.has_rank_bit(LATE) {
+            self.claims -= 1;
+        }
+        COUNTED | LATE
+    }
+
+    /// Returns by how many turns the entry is ahead of those that count as having had the fewest.
+    /// An entry that was away for long is not behind them.
+    fn lead(&self, entry: &WaitEntry) -> u32 {
+        let turns = entry.rank.load(Ordering::Relaxed) & !(TURN - 1);
+        let lead = turns.wrapping_sub(self.baseline);
+        if lead > REMEMBERED { 0 } else { lead }
+    }
+
+    fn set_lead(&self, entry: &WaitEntry, lead: u32) {
+        let bits = entry.rank.load(Ordering::Relaxed) & (TURN - 1);
+        let turns = self.baseline.wrapping_add(lead);
+        entry.rank.store(turns | bits, Ordering::Relaxed);
+    }
+
+    /// Counts a turn of the entry. Returns its lead.
+    fn count(&mut self, entry: &WaitEntry) -> u32 {
         let mut lead = self.lead(entry) + TURN;
         if lead > REMEMBERED {
             self.baseline = self.baseline.wrapping_add(TURN);
             lead -= TURN;
         }
         self.set_lead(entry, lead);
-        if entry.stands(LINKED) {
-            // SAFETY: the entry is linked here and the list locked.
-            unsafe {
-                self.unlink(NonNull::from(entry));
-                self.push_in_turn(entry, lead, false);
-            }
-        }
-    }
-
-    pub(super) fn set_lead(&self, entry: &WaitEntry, lead: u32) {
-        let bits = entry.rank.load(Ordering::Relaxed) & (TURN - 1);
-        let turns = self.baseline.wrapping_add(lead);
-        entry.rank.store(turns | bits, Ordering::Relaxed);
+        lead
     }
 
     /// The entry has not come in time, if it has a claim.
-    pub(super) fn call_late(&mut self, entry: &WaitEntry) {
-        if entry.stands(CLAIMED) && !entry.stands(LATE) {
-            entry.set_standing(LATE, true);
+    fn call_late(&mut self, entry: &WaitEntry) {
+        if entry.has_rank_bit(CLAIMED) && !entry.has_rank_bit(LATE) {
+            entry.set_rank_bit(LATE, true);
             self.claims -= 1;
         }
+    }
+
+    /// Returns whether a thread that has just chosen a worker yields its processor. If many that were chosen have not come
+    /// yet, some of them wait for the processor of the thread that wakes them. So that thread yields it once.
+    ///
+    /// It might run on for milliseconds otherwise. Events do not wait for those behind it: workers on
+    /// other processors take thousands meanwhile, more than can be made up for later. From one time
+    /// to the next the number doubles, as it is of no use to yield to what does not run then.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[inline]
+    fn yields_to_chosen(&self) -> bool {
+        self.claims >= MANY && self.claims.is_power_of_two()
     }
 }
 
@@ -651,7 +642,7 @@ mod tests {
     use core::ptr::NonNull;
     use std::boxed::Box;
 
-    use super::{Ask, Notes};
+    use super::{Ask, RecheckFlags};
     use crate::sync::Ordering;
     use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
@@ -691,14 +682,13 @@ mod tests {
             let mut is_refused = false;
             let refused = || is_refused = true;
             let entry = &self.entries[entry];
-            // SAFETY: each entry is hooked into the queue.
-            let is_mine = unsafe { self.queue.turn(entry, ask, refused, &mut deferred) };
+            let is_mine = entry.turn(ask, refused, &mut deferred);
             assert_ne!(is_mine, is_refused);
             is_mine
         }
 
         fn has_slack(&self, entry: usize) -> bool {
-            self.queue.has_slack(&self.entries[entry])
+            self.entries[entry].has_slack()
         }
 
         fn wakes(&self, entry: usize) -> u32 {
@@ -727,8 +717,7 @@ mod tests {
             assert!(!two.takes(0, Ask::WithinSlack));
             assert_eq!(two.wakes(1), 1);
             let deferred = &mut Deferred::new();
-            // SAFETY: the queue is alive.
-            unsafe { two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred) };
+            two.entries[1].settle(|| true, false, RecheckFlags::AreCleared, deferred);
             // The other one has had a turn, so this one may have one more.
             assert!(two.has_slack(0));
             assert!(two.takes(0, Ask::WithinSlack));
@@ -754,8 +743,7 @@ mod tests {
             assert_eq!(two.wakes(1), 1);
             let comes = || {
                 let deferred = &mut Deferred::new();
-                // SAFETY: the queue is alive.
-                unsafe { two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred) };
+                two.entries[1].settle(|| true, false, RecheckFlags::AreCleared, deferred);
             };
             comes();
             for _ in 0..AHEAD {

@@ -36,7 +36,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::task::Waker;
 
 use self::cells::Cell;
-pub use self::left::TaskSlot;
+pub use self::left::{HeldTask, TaskSlot};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
@@ -342,14 +342,10 @@ impl Scope {
     }
 
     /// Wakes the task when the outermost scope ends, if it waits.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the queue that the slot's entry is linked into.
     #[inline]
-    pub unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
+    pub fn push_task(&mut self, mut task: HeldTask<'_>) -> Pushed {
         let has_room = !broken(Rule::HaveCells);
-        // SAFETY: passed on to the caller.
-        let Some(waker) = (unsafe { slot.take_to_wake() }) else {
+        let Some(waker) = task.take_to_wake() else {
             return Pushed::No;
         };
         if has_room && self.first.is_none() && self.list.is_outermost() {
@@ -357,8 +353,7 @@ impl Scope {
         } else if let Some(cell) = self.list.free_cell().filter(|_| has_room) {
             self.list.push(Job::Wake(cell.fill(waker)));
         } else {
-            // SAFETY: as above.
-            unsafe { self.list.leave_behind(slot, waker) };
+            self.list.leave_behind(task, waker);
             return Pushed::Left;
         }
         Pushed::Taken

@@ -415,7 +415,7 @@ impl EpollBackend {
             self.choose(slot, false);
         } else if let (true, Some(rotating)) = (is_chosen, below) {
             // The kernel does not know that the interest was used up, or is in nothing.
-            rotating.watched_by.pass_on_in_turn(Events::IN);
+            rotating.watched_by.forward_in_turn(Events::IN);
         }
         queued
     }

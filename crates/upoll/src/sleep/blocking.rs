@@ -35,18 +35,18 @@ pub(super) fn until_done_or<T>(
     deadline: Deadline,
     attempt: impl FnMut(&mut Deadline) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    let unwinding = PassOn(queue);
+    let unwinding = Forwards(queue);
     let done = repeat(queue, place, deadline, attempt);
     core::mem::forget(unwinding);
     done
 }
 
 /// Wakes the next waiter: an attempt of one that has taken a wakeup has panicked, in foreign code that it woke.
-struct PassOn<'a>(&'a WaitQueue);
+struct Forwards<'a>(&'a WaitQueue);
 
-impl Drop for PassOn<'_> {
+impl Drop for Forwards<'_> {
     fn drop(&mut self) {
-        self.0.pass_on(Events::empty());
+        self.0.forward_in_order(Events::empty());
     }
 }
 

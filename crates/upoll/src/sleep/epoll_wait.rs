@@ -22,7 +22,7 @@ use crate::host::{EpollBackend, SignalMask};
 use crate::sync::Ordering;
 use crate::tally::Tally;
 use crate::trace;
-use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
+use crate::wait::{Arrival, Ask, Deferred, Place, RecheckFlags};
 
 impl Epoll {
     /// `epoll_wait(2)` with a timeout in nanoseconds: fills `events` with what is ready, oldest
@@ -419,25 +419,22 @@ fn harvest_and_leave(
         ready = set.harvest(events);
         if any_hangs_up(&events[..ready]) {
             // No thread can use that up.
-            set.sleepers.pass_on_in_turn(Events::IN);
+            set.sleepers.forward_in_turn(Events::IN);
         }
     } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
         ready = set.harvest(events);
         let has_another = any_hangs_up(&events[..ready]);
         let is_ready = || ready > 0 || set.is_pending();
         let mut deferred = Deferred::new();
-        // SAFETY: the queue is the set's, which is borrowed.
-        unsafe {
-            // The next thread polls before it sleeps.
-            sleeper
-                .entry
-                .settle(is_ready, has_another, Notes::Stay, &mut deferred)
-        };
+        // The next thread polls before it sleeps.
+        sleeper
+            .entry
+            .settle(is_ready, has_another, RecheckFlags::Stay, &mut deferred);
     }
     if let Some(queue) = sleeper.entry.unhook() {
         // Chosen between the end of the sleep and now.
-        // SAFETY: as above.
-        unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
+        // SAFETY: the queue is the set's, which is borrowed.
+        unsafe { queue.as_ref() }.forward_in_turn(Events::IN);
     }
     ready
 }
@@ -594,7 +591,7 @@ fn wait_in_kernel_set(
             // was chosen for: it may not come back. A hidden set does that when it is dismissed.
             backend.settle_choice(false);
             if !set.is_hidden.load(Ordering::Relaxed) {
-                handover::hand_on_unseen(set);
+                handover::forward_unseen(set);
             }
             return Err(errno);
         }

@@ -122,7 +122,7 @@ impl Drop for Sleeper {
         if let Some(queue) = self.entry.unhook() {
             // SAFETY: the caller that hooked the entry borrows the queue for longer than the
             // sleeper.
-            unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
+            unsafe { queue.as_ref() }.forward_in_turn(Events::IN);
         }
     }
 }

@@ -421,7 +421,7 @@ pub(super) fn wait(
             Ok(Some(_)) => return recheck(call),
             Err(errno) => {
                 // A wake may have chosen the thread after its last look.
-                call.for_each_set(&mut handover::hand_on_unseen);
+                call.for_each_set(&mut handover::forward_unseen);
                 return Err(errno);
             }
         }

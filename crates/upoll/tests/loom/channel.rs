@@ -279,7 +279,7 @@ fn a_chosen_worker_that_leaves_forwards_the_message() {
 
 #[test]
 fn a_worker_that_leaves_with_its_claim_loses_the_message() {
-    must_fail_without(Rule::PassOnWhenLeaving, leaving_in_turn);
+    must_fail_without(Rule::ForwardWhenLeaving, leaving_in_turn);
 }
 
 /// A receiver in a set and one asleep: the message goes to one of them, once.

@@ -54,7 +54,7 @@ fn a_chosen_worker_that_leaves_forwards_the_event() {
 
 #[test]
 fn a_worker_that_leaves_with_its_claim_loses_the_event() {
-    must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
+    must_fail_without(Rule::ForwardWhenLeaving, leaving_against_choosing);
 }
 
 /// A worker polls for an event that is gone, and then leaves or is busy. Meanwhile the next event
@@ -142,12 +142,12 @@ fn rotation_loses_no_event_while_workers_come_and_go() {
 
 #[test]
 fn a_claim_that_is_not_forwarded_loses_an_event() {
-    must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+    must_fail_without(Rule::ForwardTurn, rotating_while_workers_look);
 }
 
 /// A worker whose recheck flag is set polls, finds the event gone, and waits while the next event
 /// comes.
-fn using_up_a_recheck_flag_against_writing() {
+fn clearing_a_recheck_flag_against_writing() {
     model(3, || {
         let source = semaphore();
         let (_rotating, [worker]) = workers(&source);
@@ -164,13 +164,13 @@ fn using_up_a_recheck_flag_against_writing() {
 }
 
 #[test]
-fn a_worker_that_has_used_up_its_recheck_flag_learns_of_the_next_event() {
-    using_up_a_recheck_flag_against_writing();
+fn a_worker_that_has_cleared_its_recheck_flag_learns_of_the_next_event() {
+    clearing_a_recheck_flag_against_writing();
 }
 
 #[test]
-fn a_used_up_recheck_flag_that_still_counts_loses_an_event() {
-    must_fail_without(Rule::UseUpNotes, using_up_a_recheck_flag_against_writing);
+fn a_cleared_recheck_flag_that_still_counts_loses_an_event() {
+    must_fail_without(Rule::ClearRecheck, clearing_a_recheck_flag_against_writing);
 }
 
 /// Two workers begin to wait while events come. A worker is woken, whatever
@@ -199,7 +199,7 @@ fn two_workers_that_come_while_an_event_comes_do_not_both_miss_it() {
 
 #[test]
 fn notes_that_count_although_they_are_used_up_lose_an_event() {
-    must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
+    must_fail_without(Rule::ClearRecheck, two_workers_come_while_events_come);
 }
 
 /// The recheck flags are set. A worker is added and begins to wait while the next event comes.
@@ -296,7 +296,7 @@ fn of_two_events_for_one_worker_the_second_is_known_to_another_one() {
 
 #[test]
 fn a_worker_that_keeps_a_second_event_leaves_the_others_asleep() {
-    must_fail_without(Rule::HandOnSecondEvent, choosing_against_waking);
+    must_fail_without(Rule::ForwardSecondEvent, choosing_against_waking);
 }
 
 /// A worker is woken for an event that another thread takes. It polls in vain while that wakeup is

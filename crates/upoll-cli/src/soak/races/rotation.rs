@@ -9,7 +9,7 @@ use upoll::{CreateFlags, Epoll, Event, Events, Timeout, Watch};
 use super::super::channel::{Channel, Kind};
 use super::{LEVEL, Maker, Race, harvest, race, send};
 
-pub(super) const RACES: &[Maker] = &[two_workers, two_workers, two_sources, busy, note];
+pub(super) const RACES: &[Maker] = &[two_workers, two_workers, two_sources, busy, flagged];
 
 /// A rotating set over a channel, and the sets of its workers.
 struct Workers {
@@ -171,7 +171,7 @@ fn busy(rng: &mut Rng) -> Result<Race> {
 }
 
 /// The only worker looks for what is gone, then waits, while the next event comes.
-fn note(rng: &mut Rng) -> Result<Race> {
+fn flagged(rng: &mut Rng) -> Result<Race> {
     let workers = Workers::new(1, rng)?;
     let name = format!("a worker of {:?} comes back", workers.channel);
     workers.channel.disturb();
@@ -186,7 +186,7 @@ fn note(rng: &mut Rng) -> Result<Race> {
         .settle(|workers, found| {
             ensure!(found[1] == 1, "no event");
             workers.channel.drain();
-            // The worker gets a note, and no event.
+            // The worker gets a recheck flag, and no event.
             workers.channel.disturb();
             Ok(())
         }))

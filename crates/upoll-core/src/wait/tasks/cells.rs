@@ -23,9 +23,9 @@ struct Room {
 unsafe impl Sync for Room {}
 
 /// A cell that holds a waker, and is its owner's.
-pub(super) struct Cell(NonNull<Room>);
+pub(super) struct Cell(FreeCell);
 
-/// A cell without a waker, which is its owner's until it is dropped.
+/// A cell without a waker, which is its owner's until it is dropped. The room outlives it ([`Cells::free`]).
 pub(super) struct FreeCell(NonNull<Room>);
 
 impl<const N: usize> Cells<N> {
@@ -58,50 +58,44 @@ impl<const N: usize> Cells<N> {
 impl FreeCell {
     #[inline]
     pub(super) fn fill(self, waker: Waker) -> Cell {
-        let cell = Cell(self.0);
-        core::mem::forget(self);
-        // SAFETY: the room is this owner's (`free`).
-        unsafe { (*cell.room().waker.get()).write(waker) };
-        cell
+        // SAFETY: a room has one owner at a time: `free` finds it not taken, and its owner alone gives it back.
+        unsafe { (*self.room().waker.get()).write(waker) };
+        Cell(self)
     }
-}
 
-impl Drop for FreeCell {
-    fn drop(&mut self) {
-        // SAFETY: the room outlives this (`free`'s contract).
-        unsafe { self.0.as_ref() }
-            .is_taken
-            .store(false, Ordering::Release);
-    }
-}
-
-impl Cell {
     #[inline]
     fn room(&self) -> &Room {
         // SAFETY: the room outlives this (`Cells::free`'s contract).
         unsafe { self.0.as_ref() }
     }
+}
 
+impl Drop for FreeCell {
+    #[inline]
+    fn drop(&mut self) {
+        self.room().is_taken.store(false, Ordering::Release);
+    }
+}
+
+impl Cell {
     /// Takes the waker out. The cell is free then.
     #[inline]
     pub(super) fn take(self) -> Waker {
-        // SAFETY: `fill` wrote it, and the cell is used up.
-        let waker = unsafe { (*self.room().waker.get()).assume_init_read() };
-        drop(FreeCell(self.0));
-        waker
+        // SAFETY: `fill` wrote it for this owner, and the cell is used up: nobody reads it once more.
+        unsafe { (*self.0.room().waker.get()).assume_init_read() }
     }
 
     pub(super) fn next(&self) -> &AtomicPtr<()> {
-        &self.room().next
+        &self.0.room().next
     }
 
     pub(super) fn as_raw(&self) -> *mut () {
-        self.0.as_ptr().cast()
+        self.0.0.as_ptr().cast()
     }
 
     /// # Safety
     /// `cell` is from [`as_raw`](Self::as_raw) of a cell that is forgotten, and is taken over once.
     pub(super) unsafe fn from_raw(cell: NonNull<()>) -> Self {
-        Cell(cell.cast())
+        Cell(FreeCell(cell.cast()))
     }
 }

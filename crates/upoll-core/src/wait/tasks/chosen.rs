@@ -5,7 +5,7 @@ use core::cell::Cell;
 use core::task::Waker;
 
 use super::cells::FreeCell;
-use super::{CallbackSlot, Job, Stack, TaskSlot, here, shared};
+use super::{CallbackSlot, HeldTask, Job, Stack, here, shared};
 
 std::thread_local! {
     static IS_SHARED: Cell<bool> = const { Cell::new(false) };
@@ -67,13 +67,10 @@ impl List {
         }
     }
 
-    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot, waker: Waker) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match self {
-                List::Here(list) => list.leave_behind(slot, waker),
-                List::Shared(list) => list.leave_behind(slot, waker),
-            }
+    pub(super) fn leave_behind(&mut self, task: HeldTask<'_>, waker: Waker) {
+        match self {
+            List::Here(list) => list.leave_behind(task, waker),
+            List::Shared(list) => list.leave_behind(task, waker),
         }
     }
 

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence};
 use core::task::Waker;
 
 use super::cells::{Cells, FreeCell};
-use super::{CallbackSlot, Job, Stack, TaskSlot, left};
+use super::{CallbackSlot, HeldTask, Job, Stack, left};
 use crate::sync::{Rule, broken};
 
 /// The state of a thread. A signal handler that runs on the thread finds it consistent at any
@@ -133,13 +133,10 @@ impl List {
         HERE.with(|here| unsafe { here.cells.free() })
     }
 
-    /// # Safety
-    /// As [`TaskSlot::leave`].
-    pub(super) unsafe fn leave_behind(&self, slot: &TaskSlot, waker: Waker) {
+    pub(super) fn leave_behind(&self, task: HeldTask<'_>, waker: Waker) {
         HERE.with(|here| {
             here.has_left.store(true, Ordering::Relaxed);
-            // SAFETY: passed on to the caller. The thread takes all slots out by which it is named.
-            unsafe { slot.leave(waker, ptr::from_ref(here).addr()) };
+            task.leave(waker, ptr::from_ref(here).addr());
         });
     }
 

@@ -5,7 +5,7 @@
 
 use core::marker::PhantomPinned;
 use core::mem;
-use core::ptr;
+use core::ptr::NonNull;
 use core::task::Waker;
 
 use crate::sync::{AtomicU32, Mutex, Ordering, UnsafeCell, statics};
@@ -16,13 +16,13 @@ statics! {
 
 /// The place of a task's waker, in its future: one for each queue that the future waits in.
 pub struct TaskSlot {
-    /// Guarded by the lock of the queue that the slot's entry is hooked into. Nothing is called, and no waker dropped or
-    /// cloned, with that lock held.
+    /// Guarded by the lock of the queue that the slot's entry is hooked into: opened by [`HeldTask`]. Nothing is called, and
+    /// no waker dropped or cloned, with that lock held.
     waiting: UnsafeCell<Waiting>,
     /// The list's epoch if the slot is in the list, or 0. Set under the lock of the queue, in which a wake has found
     /// the task; cleared as the last access of the thread that takes it out.
     left_in: AtomicU32,
-    /// There while the slot is in the list. Guarded by the lock of the list.
+    /// There while the slot is in the list. Guarded by the lock of the list: opened by [`Left::links`].
     links: UnsafeCell<Option<Links>>,
     /// The list leads to it.
     _pinned: PhantomPinned,
@@ -36,18 +36,28 @@ struct Waiting {
 }
 
 struct Links {
-    prev: *const TaskSlot,
-    next: *const TaskSlot,
+    prev: Option<Member>,
+    next: Option<Member>,
     /// The name of the scopes that have left it.
     by: usize,
     /// The waker for these scopes.
     waker: Waker,
 }
 
-// SAFETY: `waiting` and `links` are touched under locks alone; the rest is `Send` and `Sync`.
-unsafe impl Send for TaskSlot {}
-// SAFETY: as above.
+// SAFETY: `waiting` is opened by `HeldTask`, and `links` by `Left`, which is the content of one lock: no two threads are at
+// them at once. The rest is `Sync`.
 unsafe impl Sync for TaskSlot {}
+
+/// A slot in the list. [`Left`] and [`Links`] have those alone, and a copy is used only while `Left` is borrowed. So the
+/// slot is alive, as it takes itself out before it ends ([`TaskSlot::drop`]).
+#[derive(Clone, Copy)]
+struct Member(NonNull<TaskSlot>);
+
+// SAFETY: it leads to a slot, which any thread may use.
+unsafe impl Send for Member {}
+
+/// A task's slot, while the lock of the queue is held that the slot's entry is hooked into.
+pub struct HeldTask<'a>(&'a TaskSlot);
 
 impl Default for TaskSlot {
     fn default() -> Self {
@@ -69,148 +79,114 @@ impl TaskSlot {
         }
     }
 
-    /// Runs `with` on what the queue's lock guards.
+    /// Opens the part of the slot that the lock of the queue guards.
     ///
     /// # Safety
-    /// The caller holds the lock of the queue that the slot's entry is hooked into, and `with` uses no other method.
+    /// The caller holds the lock of the queue that the slot's entry is hooked into while the result is used, and has no other
+    /// result of this slot.
     #[inline]
-    unsafe fn waiting<R>(&self, with: impl FnOnce(&mut Waiting) -> R) -> R {
-        // SAFETY: the caller's contract.
-        self.waiting
+    pub unsafe fn held(&self) -> HeldTask<'_> {
+        HeldTask(self)
+    }
+}
+
+impl HeldTask<'_> {
+    #[inline]
+    fn waiting<R>(&mut self, with: impl FnOnce(&mut Waiting) -> R) -> R {
+        // SAFETY: the lock of the queue is held (`held`'s contract), and this is the slot's one `HeldTask`, which `with` does
+        // not have.
+        self.0
+            .waiting
             .with_mut(|waiting| with(unsafe { &mut *waiting }))
     }
 
     /// Sets the waker. Returns the one that was there, to be dropped without the lock.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting).
     #[inline]
-    pub unsafe fn set(&self, waker: Waker) -> Option<Waker> {
-        let set = |waiting: &mut Waiting| {
+    pub fn set(&mut self, waker: Waker) -> Option<Waker> {
+        self.waiting(|waiting| {
             waiting.is_waiting = true;
             waiting.waker.replace(waker)
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting(set) }
+        })
     }
 
     /// Returns whether the task waits, with a waker that wakes the same task as `waker`.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting).
-    pub unsafe fn waits_with(&self, waker: &Waker) -> bool {
-        let waits = |waiting: &mut Waiting| {
+    pub fn waits_with(&mut self, waker: &Waker) -> bool {
+        self.waiting(|waiting| {
             waiting.is_waiting
                 && waiting
                     .waker
                     .as_ref()
                     .is_some_and(|there| there.will_wake(waker))
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting(waits) }
+        })
     }
 
     /// Returns whether the task waits for a wake.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting).
-    pub unsafe fn is_waiting(&self) -> bool {
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting(|waiting| waiting.is_waiting) }
+    pub fn is_waiting(&mut self) -> bool {
+        self.waiting(|waiting| waiting.is_waiting)
     }
 
     /// Ends the wait. Returns the waker, or `None` if the task does not wait: a wake has chosen it since it has set its
     /// waker.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting).
     #[inline]
-    pub unsafe fn take(&self) -> Option<Waker> {
-        let take = |waiting: &mut Waiting| {
+    pub fn take(&mut self) -> Option<Waker> {
+        self.waiting(|waiting| {
             let is_waiting = mem::take(&mut waiting.is_waiting);
             waiting.waker.take_if(|_| is_waiting)
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting(take) }
+        })
     }
 
     /// Ends the wait as [`take`](Self::take) does, for a wake.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting).
     #[inline]
-    pub(super) unsafe fn take_to_wake(&self) -> Option<Waker> {
-        // SAFETY: passed on to the caller.
-        let waker = unsafe { self.take() };
+    pub(super) fn take_to_wake(&mut self) -> Option<Waker> {
+        let waker = self.take();
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if waker.is_none() && self.left_in.load(Ordering::Relaxed) != 0 {
-            return self.take_lost();
+        if waker.is_none() && self.0.left_in.load(Ordering::Relaxed) != 0 {
+            return self.0.take_lost();
         }
         waker
     }
 
+    /// Leaves the slot with its waker, which was [taken](Self::take), to the scopes with the name `by`. These take all slots
+    /// out that have their name.
+    pub(super) fn leave(mut self, waker: Waker, by: usize) {
+        let slot = self.0;
+        let before = locked(|left| {
+            if let Some(member) = left.member(slot) {
+                // It is there still from the wake before, whose scopes wake the task by the newer waker.
+                return left.linked(member, |links| mem::replace(&mut links.waker, waker));
+            }
+            slot.left_in.store(left.epoch, Ordering::Relaxed);
+            left.push(slot, waker, by)
+        });
+        if before.is_some() {
+            // The task has set another one since, so this one is of no more use. It is not dropped here, with locks held.
+            // The place is empty, as the waker that was there is left now.
+            self.waiting(|waiting| waiting.waker = before);
+        }
+    }
+}
+
+impl TaskSlot {
     /// Takes the waker, in the child of a fork, that another thread was about to call: it has called it in the parent alone.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     #[cold]
     fn take_lost(&self) -> Option<Waker> {
         locked(|left| {
-            if self.left_in.load(Ordering::Relaxed) == left.epoch {
+            if left.member(self).is_some() {
                 return None;
             }
             self.left_in.store(0, Ordering::Relaxed);
-            // SAFETY: the lock is held.
-            unsafe { self.links(Option::take) }.map(|links| links.waker)
+            left.links(self, Option::take).map(|links| links.waker)
         })
-    }
-
-    /// Runs `with` on what the list's lock guards.
-    ///
-    /// # Safety
-    /// The caller holds the lock of the list, and `with` looks at no links.
-    unsafe fn links<R>(&self, with: impl FnOnce(&mut Option<Links>) -> R) -> R {
-        // SAFETY: the caller's contract.
-        self.links.with_mut(|links| with(unsafe { &mut *links }))
-    }
-
-    /// Runs `with` on the links of a slot that is in the list.
-    ///
-    /// # Safety
-    /// As [`links`](Self::links).
-    unsafe fn linked<R>(&self, with: impl FnOnce(&mut Links) -> R) -> Option<R> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.links(|links| links.as_mut().map(with)) }
     }
 
     #[cold]
     fn leave_list(&self) {
         locked(|left| {
-            if self.left_in.load(Ordering::Relaxed) == left.epoch {
-                // SAFETY: it is in the list.
-                unsafe { left.unlink(self) };
+            if let Some(member) = left.member(self) {
+                left.unlink(member);
             }
         });
-    }
-
-    /// Leaves the slot with its waker, which was [taken](Self::take), to the scopes with the name `by`.
-    ///
-    /// # Safety
-    /// As [`waiting`](Self::waiting). These scopes take all slots out that have their name.
-    pub(super) unsafe fn leave(&self, waker: Waker, by: usize) {
-        let before = locked(|left| {
-            if self.left_in.load(Ordering::Relaxed) == left.epoch {
-                // It is there still from the wake before, whose scopes wake the task by the newer waker.
-                // SAFETY: the lock is held.
-                return unsafe { self.linked(|links| mem::replace(&mut links.waker, waker)) };
-            }
-            self.left_in.store(left.epoch, Ordering::Relaxed);
-            left.push(self, waker, by)
-        });
-        if before.is_some() {
-            // The task has set another one since, so this one is of no more use. It is not dropped here, with locks held.
-            // The place is empty, as the waker that was there is left now.
-            // SAFETY: passed on to the caller.
-            unsafe { self.waiting(|waiting| waiting.waker = before) };
-        }
     }
 }
 
@@ -231,13 +207,10 @@ impl Drop for TaskSlot {
 pub(super) fn take(by: usize) -> Option<Waker> {
     locked(|left| {
         loop {
-            let slot = left.find(ptr::null(), by)?;
-            // SAFETY: a slot in the list is alive (its drop takes it out), and the lock is held.
-            let slot = unsafe { &*slot };
-            // SAFETY: it is in the list.
-            unsafe { left.unlink(slot) };
-            // SAFETY: the lock is held.
-            let links = unsafe { slot.links(Option::take) };
+            let member = left.find(None, by)?;
+            left.unlink(member);
+            let slot = member.slot();
+            let links = left.links(slot, Option::take);
             // The future may end from now on.
             slot.left_in.store(0, Ordering::Release);
             if let Some(links) = links {
@@ -251,11 +224,10 @@ pub(super) fn take(by: usize) -> Option<Waker> {
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub(super) fn rename(from: usize, to: usize) {
     locked(|left| {
-        let mut at = ptr::null();
-        while let Some(slot) = left.find(at, from) {
-            // SAFETY: a slot in the list is alive, and the lock is held.
-            unsafe { (*slot).linked(|links| links.by = to) };
-            at = slot;
+        let mut at = None;
+        while let Some(member) = left.find(at, from) {
+            left.linked(member, |links| links.by = to);
+            at = Some(member);
         }
     });
 }
@@ -283,49 +255,72 @@ pub(super) unsafe fn begin_in_child(own: usize) {
     }
     // Without the lock, as a write would cost the child a copy of the page.
     // SAFETY: there is one thread, and it does not use the list now.
-    let is_empty = unsafe { (*LEFT.data_ptr()).first.is_null() };
+    let is_empty = unsafe { (*LEFT.data_ptr()).first.is_none() };
     if was_locked || !is_empty {
         locked(|left| {
             left.epoch = left.epoch.wrapping_add(1).max(1);
             if was_locked {
-                (left.first, left.last) = (ptr::null(), ptr::null());
+                (left.first, left.last) = (None, None);
             }
             left.take_out_all_but(own);
         });
     }
 }
 
+/// The list. There is one, the content of [`LEFT`].
 struct Left {
-    first: *const TaskSlot,
-    last: *const TaskSlot,
+    first: Option<Member>,
+    last: Option<Member>,
     /// Another one in the child of a fork. Never 0.
     epoch: u32,
 }
 
-// SAFETY: the pointers lead to slots that are in the list, which are alive (`TaskSlot::drop`) and may be used by any
-// thread.
-unsafe impl Send for Left {}
+impl Member {
+    #[inline]
+    fn slot(&self) -> &TaskSlot {
+        // SAFETY: a slot in the list is alive, and the caller has the list borrowed.
+        unsafe { self.0.as_ref() }
+    }
+}
 
 impl Left {
     const fn new() -> Self {
         Left {
-            first: ptr::null(),
-            last: ptr::null(),
+            first: None,
+            last: None,
             epoch: 1,
         }
     }
 
+    /// Returns the slot as a member, if it is in the list.
+    fn member(&self, slot: &TaskSlot) -> Option<Member> {
+        let is_here = slot.left_in.load(Ordering::Relaxed) == self.epoch;
+        is_here.then(|| Member(NonNull::from(slot)))
+    }
+
+    /// Runs `with` on the part of a slot that the list's lock guards.
+    fn links<R>(&mut self, slot: &TaskSlot, with: impl FnOnce(&mut Option<Links>) -> R) -> R {
+        // SAFETY: this is the one list, whose lock is held. It is borrowed alone, so `with` uses no links.
+        slot.links.with_mut(|links| with(unsafe { &mut *links }))
+    }
+
+    /// Runs `with` on the links of a member.
+    fn linked<R>(&mut self, at: Member, with: impl FnOnce(&mut Links) -> R) -> Option<R> {
+        self.links(at.slot(), |links| links.as_mut().map(with))
+    }
+
     /// Returns the first slot behind `at`, or of all, with the name `by`.
-    fn find(&self, at: *const TaskSlot, by: usize) -> Option<*const TaskSlot> {
-        // SAFETY: slots in the list are alive, and the lock is held.
-        let next = |slot: *const TaskSlot| unsafe { (*slot).linked(|links| links.next) };
-        let mut at = if at.is_null() { self.first } else { next(at)? };
-        while !at.is_null() {
-            // SAFETY: as above.
-            if unsafe { (*at).linked(|links| links.by) }? == by {
-                return Some(at);
+    fn find(&mut self, at: Option<Member>, by: usize) -> Option<Member> {
+        let mut at = match at {
+            None => self.first,
+            Some(at) => self.linked(at, |links| links.next)?,
+        };
+        while let Some(member) = at {
+            let (next, name) = self.linked(member, |links| (links.next, links.by))?;
+            if name == by {
+                return at;
             }
-            at = next(at)?;
+            at = next;
         }
         None
     }
@@ -334,19 +329,14 @@ impl Left {
     #[cfg(all(feature = "std", not(upoll_loom)))]
     fn take_out_all_but(&mut self, by: usize) {
         let mut at = self.first;
-        while !at.is_null() {
-            // SAFETY: slots in the list are alive, and the lock is held.
-            let slot = unsafe { &*at };
-            // SAFETY: as above.
-            let Some((next, name)) = (unsafe { slot.linked(|links| (links.next, links.by)) })
-            else {
+        while let Some(member) = at {
+            let Some((next, name)) = self.linked(member, |links| (links.next, links.by)) else {
                 break;
             };
             if name == by {
-                slot.left_in.store(self.epoch, Ordering::Relaxed);
+                member.slot().left_in.store(self.epoch, Ordering::Relaxed);
             } else {
-                // SAFETY: it is in the list.
-                unsafe { self.unlink(slot) };
+                self.unlink(member);
             }
             at = next;
         }
@@ -354,43 +344,40 @@ impl Left {
 
     /// Returns the waker that a fork has left there.
     fn push(&mut self, slot: &TaskSlot, waker: Waker, by: usize) -> Option<Waker> {
-        let prev = self.last;
+        let this = Some(Member(NonNull::from(slot)));
         let links = Links {
-            prev,
-            next: ptr::null(),
+            prev: self.last,
+            next: None,
             by,
             waker,
         };
-        // SAFETY: the lock is held.
-        let before = unsafe { slot.links(|there| there.replace(links)) };
-        if prev.is_null() {
-            self.first = slot;
-        } else {
-            // SAFETY: slots in the list are alive, and the lock is held.
-            unsafe { (*prev).linked(|links| links.next = slot) };
+        let before = self.links(slot, |there| there.replace(links));
+        match self.last {
+            None => self.first = this,
+            Some(prev) => {
+                self.linked(prev, |links| links.next = this);
+            }
         }
-        self.last = slot;
+        self.last = this;
         before.map(|links| links.waker)
     }
 
-    /// # Safety
-    /// The slot is in the list.
-    unsafe fn unlink(&mut self, slot: &TaskSlot) {
-        // SAFETY: the lock is held.
-        let Some((prev, next)) = (unsafe { slot.linked(|links| (links.prev, links.next)) }) else {
+    /// Takes a member out of the list. Its slot keeps its links.
+    fn unlink(&mut self, at: Member) {
+        let Some((prev, next)) = self.linked(at, |links| (links.prev, links.next)) else {
             return;
         };
-        if prev.is_null() {
-            self.first = next;
-        } else {
-            // SAFETY: slots in the list are alive, and the lock is held.
-            unsafe { (*prev).linked(|links| links.next = next) };
+        match prev {
+            None => self.first = next,
+            Some(prev) => {
+                self.linked(prev, |links| links.next = next);
+            }
         }
-        if next.is_null() {
-            self.last = prev;
-        } else {
-            // SAFETY: as above.
-            unsafe { (*next).linked(|links| links.prev = prev) };
+        match next {
+            None => self.last = prev,
+            Some(next) => {
+                self.linked(next, |links| links.prev = prev);
+            }
         }
     }
 }
@@ -419,11 +406,10 @@ mod tests {
         let wakers = [(); 2].map(|()| Waker::from(Arc::new(Task)));
         for waker in &wakers {
             // SAFETY: the slot is in no queue, and this thread alone has it.
-            unsafe {
-                slot.set(waker.clone());
-                let waker = slot.take().expect("it was set");
-                slot.leave(waker, by);
-            }
+            let mut task = unsafe { slot.held() };
+            task.set(waker.clone());
+            let waker = task.take().expect("it was set");
+            task.leave(waker, by);
         }
         assert!(take(by).is_some_and(|waker| waker.will_wake(&wakers[1])));
         assert!(take(by).is_none());

@@ -9,7 +9,7 @@ use core::mem;
 use core::task::Waker;
 
 use super::cells::{Cells, FreeCell};
-use super::{CallbackSlot, Job, Stack, TaskSlot, left};
+use super::{CallbackSlot, HeldTask, Job, Stack, left};
 use crate::sync::{Mutex, statics};
 
 /// The number of tasks that there is room for until the scopes end that wake them.
@@ -131,19 +131,15 @@ impl List {
         unsafe { CELL_ROOM.free() }
     }
 
-    /// # Safety
-    /// As [`TaskSlot::leave`].
-    pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot, waker: Waker) {
+    pub(super) fn leave_behind(&mut self, task: HeldTask<'_>, waker: Waker) {
         let Some(epoch) = self.epoch else {
             self.has_left = true;
-            // SAFETY: passed on to the caller.
-            unsafe { slot.leave(waker, ENDED) };
+            task.leave(waker, ENDED);
             return;
         };
         let mut epochs = EPOCHS.lock();
         epochs.has_left[epoch] = true;
-        // SAFETY: as above.
-        unsafe { slot.leave(waker, epoch) };
+        task.leave(waker, epoch);
     }
 
     pub(super) fn has_left(&self) -> bool {
