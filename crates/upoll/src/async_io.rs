@@ -448,7 +448,7 @@ mod tests {
 
     use super::*;
     use crate::epoll::Set;
-    use crate::epoll::interest::Interests;
+    use crate::epoll::interest::LockedSet;
     use crate::file::{Description, InKernel};
     use crate::wait::Deferred;
 
@@ -490,8 +490,8 @@ mod tests {
         fn nest_in(&self, _: &Description, _: &Description<Set>) -> Result<(), Errno> {
             Ok(())
         }
-        fn nested_changed(&self, _: &Set, _: &Interests, _: &Description) {}
-        fn listen(&self, _: &Set, _: &Interests, _: &Description) -> Result<(), Errno> {
+        fn nested_changed(&self, _: &LockedSet<'_>, _: &Description) {}
+        fn listen(&self, _: &LockedSet<'_>, _: &Description) -> Result<(), Errno> {
             Ok(())
         }
         fn has_silent_members(&self) -> bool {

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use core::fmt;
 
 use super::Set;
-use super::interest::Interests;
+use super::interest::LockedSet;
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::file::{Description, InKernel};
@@ -51,14 +51,13 @@ pub trait KernelBackend: InKernel {
     /// Reports to `outer`, which watches `inner`, what becomes ready in this backend of `inner`.
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
 
-    /// Items of this backend's set that watch `inner` came or went. The set's lock is held.
-    fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description);
+    /// Items of this backend's set, which is `locked`, that watch `inner` came or went.
+    fn nested_changed(&self, locked: &LockedSet<'_>, inner: &Description);
 
-    /// Items of this backend's set that watch the shared counter `counter` came or went. The set's
-    /// lock is held.
+    /// Items of this backend's set, which is `locked`, that watch the shared counter `counter` came or went.
     ///
     /// It fails only if one came: the set is not ready for it, or the kernel is out of memory.
-    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno>;
+    fn listen(&self, locked: &LockedSet<'_>, counter: &Description) -> Result<(), Errno>;
 
     /// Returns whether it has members, apart from sets, whose readiness wakes only threads that sleep in
     /// the kernel. Closed members may still count.

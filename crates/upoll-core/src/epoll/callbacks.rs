@@ -106,13 +106,12 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
     if backend.has_silent_members() {
         return Ok(true);
     }
-    let inner = set.lock_from_above();
-    if inner.nested == 0 {
+    let locked = set.lock_from_above();
+    if locked.nested() == 0 {
         return Ok(false);
     }
-    for item in inner.iter() {
-        // SAFETY: registered, and its set's lock is held.
-        let file = unsafe { (*item).file() };
+    for item in locked.iter() {
+        let file = item.file();
         let Some(below) = as_set(file) else { continue };
         visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         if visited.insert(FileId::of(file)) && has_silent_members(below, visited)? {

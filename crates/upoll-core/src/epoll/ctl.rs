@@ -7,12 +7,12 @@ use core::ptr::NonNull;
 
 use self::close::on_file_close;
 use super::callbacks::{attend_nested, attend_silent_member};
-use super::interest::{ExtraEntry, Extras, Interests, Item, state};
+use super::interest::{ExtraEntry, Extras, ItemRef, LockedSet, state};
 use super::{Set, nesting, ready, time};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, File, FileId, FileRef, Held, Key, PollTable, WatcherLink};
-use crate::sync::{MutexGuard, Ordering, Rule, broken};
+use crate::file::{Description, File, FileId, FileRef, Held, Key, PollTable};
+use crate::sync::{Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
 
 /// An operation of `epoll_ctl(2)`, with Linux's number.
@@ -36,35 +36,6 @@ struct Forwarding {
     interest: Events,
 }
 
-impl Forwarding {
-    /// `file` keeps the queue's owner alive.
-    fn run(self, file: &Held) {
-        // A closed file first: its close calls this, and no foreign `poll` may end that early.
-        if !file.is_open() {
-            return;
-        }
-        let ready = file.object().poll(&mut PollTable::without_waiter());
-        let key = ready & self.interest & (Events::IN | Events::OUT);
-        if key.is_empty() {
-            return;
-        }
-        // SAFETY: `file` keeps the object alive that the queue is part of.
-        unsafe { self.forward(key) };
-    }
-
-    /// # Safety
-    /// The object that the queue is part of is alive.
-    unsafe fn forward(&self, key: Events) {
-        // SAFETY: the caller's contract.
-        let queue = unsafe { self.queue.as_ref() };
-        if self.rotating {
-            queue.forward_in_turn(key);
-        } else {
-            queue.forward_in_order(key);
-        }
-    }
-}
-
 /// The rest of a removed item. It is finished once the set's lock is free, because that may run
 /// foreign code.
 pub(super) struct Forgotten {
@@ -75,14 +46,9 @@ pub(super) struct Forgotten {
 impl Forgotten {
     /// Removes the claim that an item has on an event of a rotating set. The caller forwards the
     /// claim.
-    ///
-    /// # Safety
-    /// The item is registered, and its set's lock is held.
-    pub(super) unsafe fn disclaim(item: &Item) -> Option<Self> {
-        // SAFETY: the caller's contract.
-        let file = unsafe { item.file() };
+    pub(super) fn disclaim(item: ItemRef<'_>) -> Option<Self> {
         item.entry.disclaim().map(|queue| Forgotten {
-            file: file.clone(),
+            file: item.file().clone(),
             forwarding: Some(Forwarding {
                 queue,
                 rotating: true,
@@ -97,8 +63,13 @@ impl Forgotten {
 
     /// Forwards the claim that the item had, then releases the file's memory.
     pub(super) fn finish(self) {
-        if let Some(forwarding) = self.forwarding {
-            forwarding.run(&self.file);
+        let Some(forwarding) = &self.forwarding else {
+            return;
+        };
+        // A closed file first: its close calls this, and no foreign `poll` may end that early.
+        if self.file.is_open() {
+            let ready = self.file.object().poll(&mut PollTable::without_waiter());
+            self.forward(forwarding, ready);
         }
     }
 
@@ -107,13 +78,37 @@ impl Forgotten {
     ///
     /// No foreign code runs if somebody else holds the file, so the set's lock may be held.
     fn finish_unpolled(self) {
-        if let Some(forwarding) = self.forwarding {
-            let key = forwarding.interest & (Events::IN | Events::OUT);
-            if !key.is_empty() {
-                // SAFETY: `file` keeps the object alive that the queue is part of.
-                unsafe { forwarding.forward(key) };
-            }
+        if let Some(forwarding) = &self.forwarding {
+            self.forward(forwarding, forwarding.interest);
         }
+    }
+
+    /// Forwards the claim `forwarding`, which is this item's, if `ready` is what the item wanted.
+    fn forward(&self, forwarding: &Forwarding, ready: Events) {
+        let key = ready & forwarding.interest & (Events::IN | Events::OUT);
+        if key.is_empty() {
+            return;
+        }
+        // SAFETY: the item was hooked into this queue of its file's object, whose memory `self.file` keeps.
+        let queue = unsafe { forwarding.queue.as_ref() };
+        if forwarding.rotating {
+            queue.forward_in_turn(key);
+        } else {
+            queue.forward_in_order(key);
+        }
+    }
+}
+
+/// The second half of a MOD of the item in `slot`, and what comes after it.
+#[inline(never)]
+fn finish_modify(locked: LockedSet<'_>, slot: u32) {
+    // Ends last, for its tasks may panic.
+    let mut deferred = Deferred::new();
+    let mut left = None;
+    locked.item(slot).poll_changed(&mut left, &mut deferred);
+    drop(locked);
+    if let Some(left) = left {
+        left.finish();
     }
 }
 
@@ -143,29 +138,12 @@ impl File<Set> {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let _scope = Scope::enter();
-        let inner = set.lock();
-        let item = Set::change_interest(&inner, key, events, data)?;
-        // SAFETY: found in the table, with the lock held.
-        if !unsafe { Set::is_idle_plain(&*item) } {
-            self.finish_modify(inner, item);
+        let locked = set.lock();
+        let (slot, item) = locked.change_interest(key, events, data)?;
+        if !item.is_idle_plain() {
+            finish_modify(locked, slot);
         }
         Ok(())
-    }
-
-    #[inline(never)]
-    fn finish_modify(&self, mut inner: MutexGuard<'_, Interests>, item: *const Item) {
-        // Ends last, for its tasks may panic.
-        let mut deferred = Deferred::new();
-        let mut left = None;
-        // SAFETY: the caller found it in the table, and the lock is held.
-        unsafe {
-            self.set()
-                .poll_changed(&mut inner, item, &mut left, &mut deferred);
-        }
-        drop(inner);
-        if let Some(left) = left {
-            left.finish();
-        }
     }
 
     /// Executes ADD. The arguments are passed in registers, as for
@@ -201,9 +179,9 @@ impl File<Set> {
         }
         let mut left = None;
         let result = {
-            let mut inner = self.set().lock();
+            let mut locked = self.set().lock();
             let (left, deferred) = (&mut left, &mut deferred);
-            self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
+            self.ctl_locked(&mut locked, Op::Add, file, event, left, deferred)
         };
         if let Some(left) = left {
             left.finish();
@@ -231,10 +209,7 @@ impl File<Set> {
         // Ends last, for its tasks may panic.
         let _scope = Scope::enter();
         let mut left = None;
-        let result = {
-            let mut inner = self.set().lock();
-            self.set().delete(&mut inner, key, &mut left)
-        };
+        let result = { self.set().lock().delete(key, &mut left) };
         if let Some(left) = left {
             left.finish();
         }
@@ -242,13 +217,13 @@ impl File<Set> {
     }
 
     /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
-    /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::poll_changed`]. The caller releases the lock, then finishes what is `left` and
+    /// alone](is_added_alone). A MOD is done in two halves, [`LockedSet::change_interest`] and
+    /// [`ItemRef::poll_changed`]. `locked` is this set. The caller releases the lock, then finishes what is `left` and
     /// ends `deferred`. A panic in one of these must not prevent the other.
     #[inline]
     pub(super) fn ctl_locked(
         &self,
-        inner: &mut Interests,
+        locked: &mut LockedSet<'_>,
         op: Op,
         file: FileRef<'_>,
         event: Event,
@@ -263,12 +238,12 @@ impl File<Set> {
                 {
                     return Err(Errno::INVAL);
                 }
-                self.add_locked(inner, file, None, event, left, deferred)
+                self.add_locked(locked, file, None, event, left, deferred)
             }
             Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
                 self.check_self(file.identity())?;
-                self.set().delete(inner, file.key(), left)
+                locked.delete(file.key(), left)
             }
         }
     }
@@ -307,9 +282,9 @@ impl File<Set> {
             time::learn(self.description(), source)?;
         }
         let mut result = {
-            let mut inner = self.set().lock_from_above();
+            let mut locked = self.set().lock_from_above();
             self.add_locked(
-                &mut inner,
+                &mut locked,
                 file,
                 Some(target),
                 event,
@@ -326,9 +301,8 @@ impl File<Set> {
                 .nest_in(file.description(), self.description())
                 .and_then(|()| attend_nested(self.description(), target));
             if result.is_err() {
-                let mut inner = self.set().lock();
                 // Another thread may have deleted it.
-                let _ = self.set().delete(&mut inner, file.key(), &mut left);
+                let _ = self.set().lock().delete(file.key(), &mut left);
             }
         }
         if let Some(left) = left {
@@ -337,10 +311,11 @@ impl File<Set> {
         result
     }
 
+    /// `locked` is this set.
     #[inline(never)]
     fn add_locked(
         &self,
-        inner: &mut Interests,
+        locked: &mut LockedSet<'_>,
         file: FileRef<'_>,
         target: Option<&Set>,
         event: Event,
@@ -349,45 +324,46 @@ impl File<Set> {
     ) -> Result<(), Errno> {
         let set = self.set();
         let wanted = wanted(event.events());
-        if inner.find(file.key()).is_some() {
+        if locked.find(file.key()).is_some() {
             return Err(Errno::EXIST);
         }
         if set.rotates && target.is_none() {
-            if set.has_source(inner) {
+            if locked.has_source() {
                 return Err(Errno::INVAL);
             }
             // A kernel fd that was the source and was closed has left its slack.
             set.watched_by.set_slack(0);
         }
         if target.is_some_and(Set::takes_turns) {
-            inner.rotating.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            locked.reserve_rotating()?;
         }
-        let item = inner.insert(self.as_set_ptr(), file, wanted, event.data())?;
-        // SAFETY: the item is in the table and the set's lock is held until it is hooked up.
-        let node = unsafe { &*item };
+        // SAFETY: the callers have locked the set of this description.
+        let slot = unsafe { locked.insert(self, file, wanted, event.data())? };
+        let item = locked.item(slot);
         {
             let mut watchers = file.description().watchers().lock();
-            // SAFETY: the item stays put, and is unlinked before it is vacated.
-            unsafe { watchers.link(&node.link, on_file_close) };
+            // SAFETY: the item is new, so its link is in no list. It stays put, and `LockedSet::forget` unlinks it before it
+            // removes it.
+            unsafe { watchers.link(&item.link, on_file_close) };
         }
         if let Err(errno) = nesting::check_paths(self, file.description(), target) {
-            set.forget(inner, item, None, left);
+            locked.forget(slot, None, left);
             return Err(errno);
         }
         if file.description().shared_source().is_some() {
-            return self.add_shared(inner, file, item, left, deferred);
+            return locked.add_shared(slot, left, deferred);
         }
         let place = match target {
             Some(target) => {
-                inner.nested += 1;
+                locked.set_nested(locked.nested() + 1);
                 let mut bits = state::WATCHES_SET;
                 if target.rotates {
                     bits |= state::ROTATING;
                 }
+                item.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
                 if target.takes_turns() {
-                    inner.rotating.push(NonNull::from(node));
+                    locked.add_rotating(slot);
                 }
-                node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
                 if target.rotates {
                     Place::ExclusiveTail
                 } else {
@@ -397,43 +373,9 @@ impl File<Set> {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(inner, item, file, place, left)? & wanted;
-        set.queue_if_ready(inner, item, ready, deferred);
+        let ready = locked.hook(slot, file, place, left)? & wanted;
+        locked.item(slot).queue_if_ready(ready, deferred);
         Ok(())
-    }
-
-    /// The end of ADD for a shared eventfd. It is not hooked: the backend reports all changes,
-    /// including those of this process, so that none is reported twice.
-    fn add_shared(
-        &self,
-        inner: &mut Interests,
-        file: FileRef<'_>,
-        item: *const Item,
-        left: &mut Option<Forgotten>,
-        deferred: &mut Deferred,
-    ) -> Result<(), Errno> {
-        let set = self.set();
-        // SAFETY: the item is registered and the set's lock is held.
-        let node = unsafe { &*item };
-        node.entry
-            .owner_word
-            .fetch_or(state::SHARED, Ordering::Relaxed);
-        let backend = set.backend().ok_or(Errno::NOMEM);
-        let listening = backend.and_then(|backend| backend.listen(set, inner, file.description()));
-        if let Err(errno) = listening {
-            set.forget(inner, item, None, left);
-            return Err(errno);
-        }
-        // It listens, now look.
-        // SAFETY: as above.
-        let ready = unsafe { Set::poll_item(node) };
-        set.queue_if_ready(inner, item, ready, deferred);
-        Ok(())
-    }
-
-    /// The set's description, at the address that items refer to it by.
-    pub(super) fn as_set_ptr(&self) -> *const Description<Set> {
-        self.as_description_ptr()
     }
 }
 
@@ -443,10 +385,34 @@ fn wanted(events: Events) -> Events {
     (events - Events::WAKEUP) | Events::ALWAYS
 }
 
-impl Set {
+impl LockedSet<'_> {
     /// Returns whether this rotating set watches anything but sets.
-    pub(crate) fn has_source(&self, inner: &Interests) -> bool {
-        inner.count() > inner.nested || self.backend().is_some_and(|backend| backend.has_source())
+    fn has_source(&self) -> bool {
+        self.count() > self.nested()
+            || (self.set().backend()).is_some_and(|backend| backend.has_source())
+    }
+
+    /// The end of ADD for a shared eventfd. It is not hooked: the backend reports all changes,
+    /// including those of this process, so that none is reported twice.
+    fn add_shared(
+        &mut self,
+        slot: u32,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let item = self.item(slot);
+        item.entry
+            .owner_word
+            .fetch_or(state::SHARED, Ordering::Relaxed);
+        let backend = self.set().backend().ok_or(Errno::NOMEM);
+        let listening = backend.and_then(|backend| backend.listen(self, item.file()));
+        if let Err(errno) = listening {
+            self.forget(slot, None, left);
+            return Err(errno);
+        }
+        // It listens, now look.
+        item.queue_if_ready(item.poll(), deferred);
+        Ok(())
     }
 
     /// Hooks an item into every queue that its file registers. Returns what is ready.
@@ -454,9 +420,8 @@ impl Set {
     /// # Errors
     /// `ENOMEM`: there is no memory for it. The item has been removed.
     fn hook(
-        &self,
-        inner: &mut Interests,
-        item: *const Item,
+        &mut self,
+        slot: u32,
         file: FileRef<'_>,
         place: Place,
         left: &mut Option<Forgotten>,
@@ -464,20 +429,20 @@ impl Set {
         let mut is_short = false;
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
-            set: self,
-            inner,
-            item,
+            locked: self,
+            slot,
             extras: Extras::new(),
         };
+        let item = hooking.locked.item(slot);
         let extras = &mut hooking.extras;
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
             unsafe {
                 if hooked == 0 {
-                    (*item).entry.hook(queue, place);
+                    item.entry.hook(queue, place);
                 } else {
-                    let extra = ExtraEntry::new(item, ready::on_wake_extra);
+                    let extra = ExtraEntry::new(item.as_ptr(), ready::on_wake_extra);
                     let (Ok(extra), Ok(())) = (extra, extras.try_reserve(1)) else {
                         is_short = true;
                         return;
@@ -494,196 +459,156 @@ impl Set {
             .poll(&mut PollTable::new(&mut on_register).for_item());
         let extras = core::mem::take(extras);
         core::mem::forget(hooking);
-        is_short |= !extras.is_empty() && inner.reserve_extras().is_err();
+        is_short |= !extras.is_empty() && self.reserve_extras().is_err();
         if is_short {
             // A wake may have chosen it meanwhile.
-            let mut claim = Self::unhook(inner, item);
+            let mut claim = self.item(slot).unhook();
             for extra in &extras {
                 claim = extra.entry.unhook().or(claim);
             }
-            self.forget(inner, item, claim, left);
+            self.forget(slot, claim, left);
             return Err(Errno::NOMEM);
         }
         if !extras.is_empty() {
-            // SAFETY: the item is registered and the lock held.
-            unsafe { &*item }
-                .entry
-                .owner_word
-                .fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
-            inner.keep_extras(item, extras);
+            let word = &self.item(slot).entry.owner_word;
+            word.fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
+            self.keep_extras(slot, extras);
         }
         Ok(events)
-    }
-
-    /// Queues an item that is ready after ADD or MOD, and wakes waiters. If it was queued already,
-    /// an earlier wakeup has woken them.
-    fn queue_if_ready(
-        &self,
-        inner: &mut Interests,
-        item: *const Item,
-        ready: Events,
-        deferred: &mut Deferred,
-    ) {
-        if ready.is_empty() {
-            return;
-        }
-        // SAFETY: the item is registered and the caller holds the set's lock.
-        let (node, queued) = unsafe {
-            let pointer = NonNull::new_unchecked(item.cast_mut());
-            (&*item, self.queue_locked(&mut inner.ready, pointer))
-        };
-        if !queued {
-            // By a wake that may be just about to put it on the list. The caller may look for it.
-            node.entry.outlast_wake();
-            if node.state() & state::HAS_EXTRAS != 0 {
-                for extra in inner.extras(item) {
-                    extra.entry.outlast_wake();
-                }
-            }
-            return;
-        }
-        self.tell(&mut Wake {
-            key: Events::IN,
-            mode: Mode::Notify,
-            deferred,
-        });
     }
 
     /// The first half of a MOD: changes the interest. The second half, a poll of the file, comes before the lock is
     /// released: a wake that still saw the old interest came before it.
     #[inline]
     pub(super) fn change_interest(
-        inner: &Interests,
+        &self,
         key: Key,
         events: Events,
         data: u64,
-    ) -> Result<*const Item, Errno> {
-        let item = inner.find(key).ok_or(Errno::NOENT)?;
-        // SAFETY: found in the table with the lock held.
-        let node = unsafe { &*item };
-        if node.interest().contains(Events::EXCLUSIVE) {
+    ) -> Result<(u32, ItemRef<'_>), Errno> {
+        let (slot, item) = self.find(key).ok_or(Errno::NOENT)?;
+        if item.interest().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the lock is held.
-        unsafe { node.set_data(data) };
-        node.set_interest(wanted(events));
-        Ok(item)
+        item.set_data(data);
+        item.set_interest(wanted(events));
+        Ok((slot, item))
+    }
+
+    fn delete(&mut self, key: Key, left: &mut Option<Forgotten>) -> Result<(), Errno> {
+        let (slot, _) = self.find(key).ok_or(Errno::NOENT)?;
+        self.forget(slot, None, left);
+        Ok(())
+    }
+
+    /// Unhooks and removes an item, and stores the rest of it in `left`. `known`: the queue whose claim the item held when it was
+    /// unhooked before.
+    fn forget(
+        &mut self,
+        slot: u32,
+        known: Option<NonNull<WaitQueue>>,
+        left: &mut Option<Forgotten>,
+    ) {
+        let set = self.set();
+        let item = self.item(slot);
+        let mut claim = item.unhook().or(known);
+        let bits = item.state();
+        let mut watchers = item.file().watchers().lock();
+        // SAFETY: each registered item is in its file's list, from `File::add_locked` to here.
+        unsafe { watchers.unlink(&item.link) };
+        drop(watchers);
+        if bits & state::WATCHES_SET != 0 {
+            self.set_nested(self.nested() - 1);
+            if let Some(here) = set.backend() {
+                here.nested_changed(self, item.file());
+            }
+            if bits & state::ROTATING != 0 {
+                claim = claim.or_else(|| rotating_queue(item.file()));
+            }
+        }
+        if bits & state::SHARED != 0
+            && let Some(here) = set.backend()
+        {
+            // It can only fail where something came.
+            let _ = here.listen(self, item.file());
+        }
+        // An event of a rotating set is for the next worker, whatever that wants and this one did.
+        let is_rotating = bits & state::ROTATING != 0;
+        let interest = match is_rotating {
+            true => Events::IN,
+            false => item.interest(),
+        };
+        self.take_off(slot);
+        if bits & state::WATCHES_SET != 0 {
+            self.remove_rotating(slot);
+        }
+        // The item's memory may go.
+        // SAFETY: the item was unhooked, unlinked from the watcher list, and taken off all lists of the set above.
+        let file = unsafe { self.remove(slot) };
+        let claim = if broken(Rule::ForwardWhenLeaving) {
+            None
+        } else {
+            claim
+        };
+        let forwarding = claim.map(|queue| Forwarding {
+            queue,
+            rotating: is_rotating,
+            interest,
+        });
+        *left = Some(Forgotten { file, forwarding });
+    }
+}
+
+impl ItemRef<'_> {
+    /// Queues an item that is ready after ADD or MOD, and wakes waiters. If it was queued already,
+    /// an earlier wakeup has woken them.
+    fn queue_if_ready(self, ready: Events, deferred: &mut Deferred) {
+        if ready.is_empty() {
+            return;
+        }
+        if !self.queue_locked() {
+            // By a wake that may be just about to put it on the list. The caller may look for it.
+            self.entry.outlast_wake();
+            if self.state() & state::HAS_EXTRAS != 0 {
+                for extra in self.extras() {
+                    extra.entry.outlast_wake();
+                }
+            }
+            return;
+        }
+        self.set().tell(&mut Wake {
+            key: Events::IN,
+            mode: Mode::Notify,
+            deferred,
+        });
     }
 
     /// Returns whether the second half of a MOD has nothing to do, which is the usual case.
-    ///
-    /// # Safety
-    /// As [`poll_changed`](Self::poll_changed).
     #[inline]
-    pub(super) unsafe fn is_idle_plain(item: &Item) -> bool {
-        // SAFETY: the caller's contract.
-        item.state() & state::ROTATING == 0 && unsafe { Self::poll_item(item) }.is_empty()
+    pub(super) fn is_idle_plain(self) -> bool {
+        self.state() & state::ROTATING == 0 && self.poll().is_empty()
     }
 
     /// The second half of a MOD.
-    ///
-    /// # Safety
-    /// The item is registered in this set, whose lock is held.
-    pub(super) unsafe fn poll_changed(
-        &self,
-        inner: &mut Interests,
-        item: *const Item,
-        left: &mut Option<Forgotten>,
-        deferred: &mut Deferred,
-    ) {
-        // SAFETY: the caller's contract.
-        let node = unsafe { &*item };
-        // SAFETY: as above.
-        let ready = unsafe { Self::poll_item(node) };
-        self.queue_if_ready(inner, item, ready, deferred);
-        if ready.is_empty() && node.state() & state::ROTATING != 0 {
+    pub(super) fn poll_changed(self, left: &mut Option<Forgotten>, deferred: &mut Deferred) {
+        let ready = self.poll();
+        self.queue_if_ready(ready, deferred);
+        if ready.is_empty() && self.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.
-            // SAFETY: as above.
-            *left = unsafe { Forgotten::disclaim(node) };
+            *left = Forgotten::disclaim(self);
         }
-    }
-
-    fn delete(
-        &self,
-        inner: &mut Interests,
-        key: Key,
-        left: &mut Option<Forgotten>,
-    ) -> Result<(), Errno> {
-        let item = inner.find(key).ok_or(Errno::NOENT)?;
-        let claim = Self::unhook(inner, item);
-        self.forget(inner, item, claim, left);
-        Ok(())
     }
 
     /// Takes an item out of all wait queues; no wakeup reaches it afterwards. Returns the queue
     /// whose claim it held.
-    fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
-        // SAFETY: the item is registered and the set's lock held.
-        let node = unsafe { &*item };
-        let mut claim = node.entry.unhook();
-        if node.state() & state::HAS_EXTRAS != 0 {
-            for extra in inner.extras(item) {
+    fn unhook(self) -> Option<NonNull<WaitQueue>> {
+        let mut claim = self.entry.unhook();
+        if self.state() & state::HAS_EXTRAS != 0 {
+            for extra in self.extras() {
                 claim = extra.entry.unhook().or(claim);
             }
         }
         claim
-    }
-
-    /// Removes an unhooked item, and stores the rest of it in `left`.
-    fn forget(
-        &self,
-        inner: &mut Interests,
-        item: *const Item,
-        claim: Option<NonNull<WaitQueue>>,
-        left: &mut Option<Forgotten>,
-    ) {
-        // SAFETY: the item is registered in this set, and its lock is held.
-        unsafe {
-            let node = &*item;
-            let bits = node.state();
-            let file = node.file();
-            file.watchers().lock().unlink(&node.link);
-            let mut claim = claim;
-            if bits & state::WATCHES_SET != 0 {
-                inner.nested -= 1;
-                if let Some(here) = self.backend() {
-                    here.nested_changed(self, inner, file);
-                }
-                if !inner.rotating.is_empty() {
-                    let is_other = |&other: &NonNull<Item>| !core::ptr::eq(other.as_ptr(), item);
-                    inner.rotating.retain(is_other);
-                }
-                if bits & state::ROTATING != 0 {
-                    claim = claim.or_else(|| rotating_queue(file));
-                }
-            }
-            if bits & state::SHARED != 0
-                && let Some(here) = self.backend()
-            {
-                // It can only fail where something came.
-                let _ = here.listen(self, inner, file);
-            }
-            self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
-            // An event of a rotating set is for the next worker, whatever that wants and this one did.
-            let is_rotating = bits & state::ROTATING != 0;
-            let interest = match is_rotating {
-                true => Events::IN,
-                false => node.interest(),
-            };
-            // The item's memory may go.
-            let file = inner.remove(item);
-            let claim = if broken(Rule::ForwardWhenLeaving) {
-                None
-            } else {
-                claim
-            };
-            let forwarding = claim.map(|queue| Forwarding {
-                queue,
-                rotating: is_rotating,
-                interest,
-            });
-            *left = Some(Forgotten { file, forwarding });
-        }
     }
 }
 
@@ -723,31 +648,24 @@ pub fn comes_unannounced(file: &Description) -> bool {
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
 /// then the item goes again.
-struct Hooking<'a> {
-    set: &'a Set,
-    inner: &'a mut Interests,
-    item: *const Item,
+struct Hooking<'a, 'g> {
+    locked: &'a mut LockedSet<'g>,
+    slot: u32,
     extras: Extras,
 }
 
-impl Drop for Hooking<'_> {
+impl Drop for Hooking<'_, '_> {
     fn drop(&mut self) {
         // A wake may have chosen it meanwhile.
-        let mut claim = Set::unhook(self.inner, self.item);
+        let mut claim = self.locked.item(self.slot).unhook();
         for extra in &self.extras {
             claim = extra.entry.unhook().or(claim);
         }
         let mut left = None;
-        self.set.forget(self.inner, self.item, claim, &mut left);
+        self.locked.forget(self.slot, claim, &mut left);
         if let Some(left) = left {
             // The caller of ADD holds the file, and runs the callbacks of this wakeup when the set's lock is free.
             left.finish_unpolled();
         }
     }
-}
-
-/// The item that a watcher link is part of.
-pub(crate) fn item_of(link: *const WatcherLink) -> *const Item {
-    link.wrapping_byte_sub(core::mem::offset_of!(Item, link))
-        .cast()
 }

@@ -3,12 +3,11 @@
 use arrayvec::ArrayVec;
 
 use super::ctl::{Forgotten, is_added_alone};
-use super::interest::Interests;
+use super::interest::LockedSet;
 use super::{Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{File, FileRef};
-use crate::sync::MutexGuard;
 use crate::wait::Deferred;
 
 /// Changes under one hold of the set's lock. The fields end in their order: first the lock, then what is left of items, then
@@ -16,7 +15,7 @@ use crate::wait::Deferred;
 /// goes on.
 pub struct CtlPass<'a> {
     set: &'a File<Set>,
-    inner: Option<MutexGuard<'a, Interests>>,
+    locked: Option<LockedSet<'a>>,
     /// The rest of items that were removed. If it is full, the pass releases the lock before the next change.
     left: ArrayVec<Left, { CtlPass::ROOM }>,
     deferred: Deferred,
@@ -40,7 +39,7 @@ impl<'a> CtlPass<'a> {
     pub fn new(set: &'a File<Set>) -> Self {
         CtlPass {
             set,
-            inner: None,
+            locked: None,
             left: ArrayVec::new(),
             deferred: Deferred::new(),
         }
@@ -61,10 +60,10 @@ impl<'a> CtlPass<'a> {
     ) -> Result<(), Errno> {
         self.make_room();
         let set = self.set;
-        let inner = self.inner.get_or_insert_with(|| set.lock());
+        let locked = self.locked.get_or_insert_with(|| set.lock());
         let mut left = None;
         let deferred = &mut self.deferred;
-        let result = set.ctl_locked(inner, op, file, *interest, &mut left, deferred);
+        let result = set.ctl_locked(locked, op, file, *interest, &mut left, deferred);
         self.leave(left);
         result
     }
@@ -76,13 +75,11 @@ impl<'a> CtlPass<'a> {
         let key = file.key();
         set.check_modify(key.0, events)?;
         self.make_room();
-        let inner = self.inner.get_or_insert_with(|| set.lock());
-        let item = Set::change_interest(inner, key, events, data)?;
-        // SAFETY: found in the table, with the lock held.
-        if !unsafe { Set::is_idle_plain(&*item) } {
+        let locked = self.locked.get_or_insert_with(|| set.lock());
+        let (_, item) = locked.change_interest(key, events, data)?;
+        if !item.is_idle_plain() {
             let mut left = None;
-            // SAFETY: as above.
-            unsafe { set.poll_changed(inner, item, &mut left, &mut self.deferred) };
+            item.poll_changed(&mut left, &mut self.deferred);
             self.leave(left);
         }
         Ok(())
@@ -110,14 +107,14 @@ impl<'a> CtlPass<'a> {
     /// Releases the lock, and does what had to wait for that.
     #[inline]
     pub fn pause(&mut self) {
-        if self.inner.is_some() {
+        if self.locked.is_some() {
             self.let_go();
         }
     }
 
     #[inline(never)]
     fn let_go(&mut self) {
-        self.inner = None;
+        self.locked = None;
         self.left.clear();
         self.deferred.run();
     }

@@ -11,18 +11,13 @@ use crate::file::FileId;
 pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
     let mut rows: Vec<(FileId, i32, u32, u64)> = Vec::new();
     {
-        let inner = set.lock();
-        for item in inner.iter() {
-            // SAFETY: the set's lock is held, and the item is registered.
-            let row = unsafe {
-                let item = &*item;
-                (
-                    FileId::of(item.file()),
-                    item.fd(),
-                    item.interest().bits(),
-                    item.data(),
-                )
-            };
+        for item in set.lock().iter() {
+            let row = (
+                FileId::of(item.file()),
+                item.fd(),
+                item.interest().bits(),
+                item.data(),
+            );
             rows.try_reserve(1).map_err(|_| fmt::Error)?;
             rows.push(row);
         }

@@ -22,7 +22,7 @@ pub(crate) struct Handover(Mutex<Option<NonNull<Description<Set>>>>);
 // SAFETY: the pointer is followed only under the lock, where the set is open and therefore alive;
 // `Set` is `Send` and `Sync`.
 unsafe impl Send for Handover {}
-// SAFETY: see above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Handover {}
 
 impl Handover {
@@ -87,7 +87,7 @@ pub fn end_thread() {
     drop(SERVED_BY.with(|served_by| served_by.replace(ServedBy(Vec::new()))));
 }
 
-/// Notes that the calling thread may have an event of each rotating set at or below `set`, which has just
+/// RecheckFlags that the calling thread may have an event of each rotating set at or below `set`, which has just
 /// shown it that it is ready.
 #[inline]
 pub fn remember(set: &Set) {
@@ -122,9 +122,8 @@ impl ServedBy {
             }
         }
         if set.is_above_rotating() {
-            for item in &set.lock().rotating {
-                // SAFETY: items in the list are registered, and the set's lock is held.
-                if let Some(below) = as_set(unsafe { item.as_ref().file() }) {
+            for item in set.lock().rotating() {
+                if let Some(below) = as_set(item.file()) {
                     self.add(below);
                 }
             }
@@ -154,20 +153,16 @@ type Unseen = SmallVec<[Forgotten; 1]>;
 
 /// Takes the claims of the items below. Returns whether it has all of them: not if there was no room for more.
 fn disclaim_below(set: &Set, unseen: &mut Unseen) -> bool {
-    for item in &set.lock().rotating {
+    for item in set.lock().rotating() {
         if unseen.try_reserve(1).is_err() {
             return false;
         }
-        // SAFETY: items in the list are registered, and the set's lock is held.
-        unsafe {
-            let node = item.as_ref();
-            if node.state() & state::ROTATING != 0 {
-                unseen.extend(Forgotten::disclaim(node));
-            } else if let Some(below) = as_set(node.file())
-                && !disclaim_below(below, unseen)
-            {
-                return false;
-            }
+        if item.state() & state::ROTATING != 0 {
+            unseen.extend(Forgotten::disclaim(item));
+        } else if let Some(below) = as_set(item.file())
+            && !disclaim_below(below, unseen)
+        {
+            return false;
         }
     }
     true

@@ -3,9 +3,19 @@
 //! Items live in a `Slab` of the set's own, at addresses that never change: wait queues, watcher
 //! lists and ready lists link them in place. Look-up is a hash table of slot numbers. Both become
 //! smaller as the set does.
+//!
+//! # Access
+//! All that a set's lock guards is reached through a [`LockedSet`], and an item through an [`ItemRef`] that borrows the locked
+//! set. What takes items away, or moves the tables, borrows the locked set mutably. It names items by their slots.
+
+mod item;
+
+pub(crate) use self::item::{ExtraEntry, Extras};
+pub use self::item::{Item, ItemRef, Registered, state};
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::hash::BuildHasher;
 use core::mem;
 use core::ptr::{self, NonNull};
@@ -19,194 +29,27 @@ use super::ready::ReadyList;
 use super::slab::Slab;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileId, FileRef, Held, Key, WatcherLink};
-use crate::memory::boxed;
-use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
-use crate::wait::{OnWake, WaitEntry};
-
-/// State bits, in the wait entry's owner word. All but `QUEUED` and `CHOSEN` are fixed while the item is
-/// registered.
-pub mod state {
-    /// The item is among the arrivals or on the ready list.
-    pub(crate) const QUEUED: u32 = 1;
-    /// It watches a rotating set.
-    pub(crate) const ROTATING: u32 = 2;
-    /// It watches a set.
-    pub const WATCHES_SET: u32 = 4;
-    /// Its file registered more than one wait queue: the others' entries are in `extras`.
-    pub(crate) const HAS_EXTRAS: u32 = 8;
-    /// The source of the rotating set that it watches chose it outside the core. Guarded by the
-    /// set's lock.
-    pub const CHOSEN: u32 = 16;
-    /// It watches a shared counter: it is hooked into no queue, and the set's backend queues it.
-    pub const SHARED: u32 = 32;
-}
-
-/// One interest: an open file under an fd, what is wanted of it, and its places in the lists
-/// (`struct epitem`).
-#[repr(C)]
-pub struct Item {
-    /// The place in the file's wait queue. First, so that a wake finds the item.
-    pub entry: WaitEntry,
-    /// The place among the file's watchers; guarded by that list's lock.
-    pub(crate) link: WatcherLink,
-    /// The set; fixed for the slot's life, which the set owns.
-    pub(crate) set: *const Description<Set>,
-    /// The file's memory. Guarded by the set's lock.
-    file: UnsafeCell<Option<Held>>,
-    /// The next of the arrivals or of the ready list.
-    pub(crate) next: AtomicPtr<Item>,
-    /// The one before on the ready list; guarded by the set's lock.
-    pub(crate) prev: UnsafeCell<*mut Item>,
-    /// Returned with each event; guarded by the set's lock.
-    data: UnsafeCell<u64>,
-    /// The requested events and flags. Written under the set's lock, read by wakeups.
-    interest: AtomicU32,
-    /// The fd half of the key; fixed while the item is registered.
-    fd: UnsafeCell<i32>,
-}
-
-// SAFETY: each field names the lock that guards it; the atomics need none. `set` is dereferenced
-// only while the item is registered, and a set outlives its registered items.
-unsafe impl Send for Item {}
-// SAFETY: as above.
-unsafe impl Sync for Item {}
-
-impl Item {
-    pub(super) fn vacant(set: *const Description<Set>) -> Self {
-        Item {
-            entry: WaitEntry::new(super::ready::on_wake_item),
-            link: WatcherLink::new(),
-            set,
-            file: UnsafeCell::new(None),
-            next: AtomicPtr::new(ptr::null_mut()),
-            prev: UnsafeCell::new(ptr::null_mut()),
-            data: UnsafeCell::new(0),
-            interest: AtomicU32::new(0),
-            fd: UnsafeCell::new(0),
-        }
-    }
-
-    /// For a wake this is one half of a named pair: the object was published before, and a MOD
-    /// publishes the interest before it looks at the object.
-    #[inline]
-    pub fn interest(&self) -> Events {
-        Events::from_bits_retain(self.interest.load(Ordering::SeqCst))
-    }
-
-    /// Look at the file afterwards: a wake before that may have gone by the old interest.
-    #[inline]
-    pub(crate) fn set_interest(&self, interest: Events) {
-        self.interest.swap(interest.bits(), Ordering::SeqCst);
-        fence_after_rmw();
-        if self.state() & state::ROTATING != 0 {
-            self.clear_recheck();
-        }
-    }
-
-    /// The item may have no recheck flag of the rotating set that it watches; look at the set afterwards.
-    pub(crate) fn clear_recheck(&self) {
-        if let Some(queue) = self.entry.queue() {
-            // SAFETY: the item is hooked into the queue, which therefore is alive.
-            unsafe { queue.as_ref() }.clear_recheck();
-        }
-    }
-
-    /// The watched file's description.
-    ///
-    /// # Safety
-    /// The set's lock is held and the item is registered; the reference is not used after either
-    /// ends.
-    #[inline]
-    pub unsafe fn file(&self) -> &Held {
-        self.file.with(|file| {
-            // SAFETY: the set's lock is held; a registered item has its file.
-            unsafe { (*file).as_ref().unwrap_unchecked() }
-        })
-    }
-
-    /// # Safety
-    /// The set's lock is held.
-    #[inline]
-    pub(crate) unsafe fn data(&self) -> u64 {
-        // SAFETY: guarded by the set's lock.
-        self.data.with(|data| unsafe { *data })
-    }
-
-    /// # Safety
-    /// The set's lock is held.
-    pub(crate) unsafe fn set_data(&self, value: u64) {
-        // SAFETY: guarded by the set's lock.
-        self.data.with_mut(|data| unsafe { *data = value });
-    }
-
-    /// # Safety
-    /// The item is registered and stays so: the set's lock or its file's watcher list is held.
-    pub(crate) unsafe fn fd(&self) -> i32 {
-        // SAFETY: fixed while registered.
-        self.fd.with(|fd| unsafe { *fd })
-    }
-
-    /// # Safety
-    /// As [`file`](Self::file).
-    unsafe fn key(&self) -> Key {
-        // SAFETY: the caller's contract.
-        unsafe { (FileId::of(self.file()), self.fd()) }
-    }
-
-    /// Keeps the item's set alive.
-    ///
-    /// # Safety
-    /// The item is linked into its file's watcher list, and that list is locked. The set's last
-    /// reference is given up only after the set has unlinked all its items, so it has one now.
-    pub(crate) unsafe fn pin_set(&self) -> Held<Set> {
-        // SAFETY: the caller's contract.
-        unsafe { Held::new(NonNull::new_unchecked(self.set.cast_mut())) }
-    }
-
-    #[inline]
-    pub fn state(&self) -> u32 {
-        self.entry.owner_word.load(Ordering::SeqCst)
-    }
-}
-
-/// An entry in a second or further wait queue of an item's file.
-#[repr(C)]
-pub(crate) struct ExtraEntry {
-    pub entry: WaitEntry,
-    pub(crate) item: *const Item,
-}
-
-// SAFETY: `item` leads to the item that owns the entry and unhooks it before it goes.
-unsafe impl Send for ExtraEntry {}
-
-impl ExtraEntry {
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    pub(crate) fn new(item: *const Item, on_wake: OnWake) -> Result<Box<Self>, Errno> {
-        boxed(ExtraEntry {
-            entry: WaitEntry::new(on_wake),
-            item,
-        })
-    }
-}
-
-/// Entries of one item; boxed, because wait queues link them where they are.
-pub(crate) type Extras = Vec<Box<ExtraEntry>>;
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::file::Description;
+use crate::file::{File, FileId, FileRef, Held, Key};
+#[cfg(all(feature = "std", not(upoll_loom)))]
+use crate::sync::lock_held;
+use crate::sync::{Mutex, MutexGuard};
+use crate::tally::Tally;
 
 /// All that a set's lock guards.
-pub struct Interests {
+struct Interests {
     slots: Slab,
-    /// Slot numbers, hashed by key.
+    /// Slot numbers, hashed by key. The slots that the table has are those of registered items.
     table: HashTable<u32>,
     /// Entries in further wait queues, by slot number. Most files have but one queue.
     extras: HashMap<u32, Extras, FxBuildHasher>,
     /// Items known to be ready, oldest first.
-    pub(crate) ready: ReadyList,
+    ready: ReadyList,
     /// The number of items that watch sets.
-    pub nested: usize,
-    /// The items that watch rotating sets, or sets above these.
-    pub rotating: Vec<NonNull<Item>>,
+    nested: Cell<usize>,
+    /// The items that watch rotating sets, or sets above these. They are registered.
+    rotating: Vec<NonNull<Item>>,
     allowance: Allowance,
 }
 
@@ -217,10 +60,16 @@ fn hash((identity, fd): Key) -> u64 {
     FxBuildHasher.hash_one((identity.addr(), fd))
 }
 
+/// The item in a slot that the table has.
+#[inline]
+fn registered_in(slots: &Slab, slot: u32) -> Registered<'_> {
+    // SAFETY: this module asks only for slots in the table. `slots` is part of what the set's lock guards, so the borrow
+    // lasts no longer than the lock.
+    unsafe { Registered::new(NonNull::from(slots.get(slot))) }
+}
+
 fn hash_of(slots: &Slab, slot: u32) -> u64 {
-    // SAFETY: only slots in the table are asked about. They are registered, and a caller that has
-    // the slab holds the set's lock.
-    hash(unsafe { (*slots.get(slot)).key() })
+    hash(registered_in(slots, slot).key())
 }
 
 /// Returns whether a table with room for `capacity` entries is to become smaller when it has `len`.
@@ -229,100 +78,6 @@ fn is_too_large(capacity: usize, len: usize) -> bool {
 }
 
 impl Interests {
-    pub fn new(allowance: Allowance) -> Self {
-        Interests {
-            slots: Slab::new(),
-            table: HashTable::new(),
-            extras: HashMap::with_hasher(FxBuildHasher),
-            ready: ReadyList::new(),
-            nested: 0,
-            rotating: Vec::new(),
-            allowance,
-        }
-    }
-
-    /// Returns the number of items.
-    pub fn count(&self) -> usize {
-        self.table.len()
-    }
-
-    /// The item for a key.
-    #[inline]
-    pub(crate) fn find(&self, key: Key) -> Option<*const Item> {
-        // The item that the look-up looks at last is the one it finds.
-        let mut found = ptr::null();
-        self.table.find(hash(key), |&slot| {
-            let item = self.slots.get(slot);
-            found = item;
-            // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-            unsafe { (*item).key() == key }
-        })?;
-        Some(found)
-    }
-
-    /// Makes an item for a key that has none. It is not linked anywhere yet.
-    ///
-    /// `ENOSPC`: the account is used up. `ENOMEM`: no memory.
-    pub(crate) fn insert(
-        &mut self,
-        set: *const Description<Set>,
-        file: FileRef<'_>,
-        interest: Events,
-        data: u64,
-    ) -> Result<*const Item, Errno> {
-        let slots = &self.slots;
-        self.table
-            .try_reserve(1, |&slot| hash_of(slots, slot))
-            .map_err(|_| Errno::NOMEM)?;
-        if !self.allowance.take() {
-            return Err(Errno::NOSPC);
-        }
-        let Some(slot) = self.slots.take(set) else {
-            self.allowance.give();
-            return Err(Errno::NOMEM);
-        };
-        let item = self.slots.get(slot);
-        // SAFETY: the slot was vacant: nobody else knows it, and `&mut self` is the set's lock.
-        unsafe {
-            (*item).file.with_mut(|place| *place = Some(file.keep()));
-            (*item).fd.with_mut(|fd| *fd = file.fd());
-            (*item).set_data(data);
-            // The hook comes later, and publishes it.
-            (*item).interest.store(interest.bits(), Ordering::Relaxed);
-            (*item).entry.owner_word.store(0, Ordering::Relaxed);
-        }
-        let slots = &self.slots;
-        self.table
-            .insert_unique(hash(file.key()), slot, |&slot| hash_of(slots, slot));
-        Ok(item)
-    }
-
-    /// Removes an item that is linked nowhere any more. The caller drops the file's memory, which
-    /// may run the object's destructor, after it has released the set's lock.
-    pub(crate) fn remove(&mut self, item: *const Item) -> Held {
-        // SAFETY: the item is registered here and `&mut self` is the set's lock.
-        let key = unsafe { (*item).key() };
-        let entry = self
-            .table
-            .find_entry(hash(key), |&slot| ptr::eq(self.slots.get(slot), item));
-        let Ok(entry) = entry else {
-            unreachable!("a registered item is in its set's table")
-        };
-        let (slot, _) = entry.remove();
-        if !self.extras.is_empty() {
-            self.extras.remove(&slot);
-        }
-        // SAFETY: as above; from here on nobody knows the item.
-        let file = unsafe { (*item).file.with_mut(|file| (*file).take()) };
-        self.slots.give(slot);
-        self.allowance.give();
-        self.shrink();
-        match file {
-            Some(file) => file,
-            None => unreachable!("a registered item has its file"),
-        }
-    }
-
     /// Shrinks the tables that are much larger than they need to be. A table stays as it is if
     /// there is no memory for a smaller one.
     #[inline]
@@ -351,69 +106,333 @@ impl Interests {
             self.table = smaller;
         }
     }
+}
 
-    /// Makes room for the entries of one more item in further wait queues.
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    pub(crate) fn reserve_extras(&mut self) -> Result<(), Errno> {
-        self.extras.try_reserve(1).map_err(|_| Errno::NOMEM)
+/// A set's lock, and what it guards. Only [`Set::lock`] and [`Set::lock_from_above`] lead there.
+pub(super) struct SetLock(Mutex<Interests>);
+
+impl SetLock {
+    pub(super) fn new(allowance: Allowance) -> Self {
+        SetLock(Mutex::new(Interests {
+            slots: Slab::new(),
+            table: HashTable::new(),
+            extras: HashMap::with_hasher(FxBuildHasher),
+            ready: ReadyList::new(),
+            nested: Cell::new(0),
+            rotating: Vec::new(),
+            allowance,
+        }))
     }
 
-    /// Keeps the entries of `item` in further wait queues. There is [room](Self::reserve_extras).
-    pub(crate) fn keep_extras(&mut self, item: *const Item, entries: Extras) {
-        let slot = self.slot_of(item);
-        self.extras.insert(slot, entries);
+    /// Returns whether a thread holds the lock.
+    #[cfg(upoll_loom)]
+    pub(super) fn is_locked(&self) -> bool {
+        self.0.try_lock().is_none()
+    }
+}
+
+impl Set {
+    /// Takes the set's lock.
+    #[inline]
+    pub fn lock(&self) -> LockedSet<'_> {
+        LockedSet {
+            set: self,
+            interests: self.lock_interests(),
+        }
     }
 
-    /// The entries of `item` in further wait queues.
-    pub(crate) fn extras(&self, item: *const Item) -> &[Box<ExtraEntry>] {
-        self.extras
-            .get(&self.slot_of(item))
-            .map_or(&[], Vec::as_slice)
+    #[inline]
+    fn lock_interests(&self) -> MutexGuard<'_, Interests> {
+        #[cfg(not(upoll_loom))]
+        if let Some(interests) = self.inner.0.try_lock() {
+            return interests;
+        }
+        self.tally.count(Tally::contended);
+        // Threads that take turns come one by one: none stays away, for the others would serve its events.
+        #[cfg(all(feature = "std", not(upoll_loom)))]
+        if !self.takes_turns() {
+            return lock_held(&self.inner.0);
+        }
+        self.inner.0.lock()
+    }
+
+    /// Takes the set's lock for a thread that may hold another lock: that of a set above, that for ADDs of sets to sets, or
+    /// that of a backend which is made anew. Others wait for that one meanwhile, so the thread does not stay away from this one.
+    #[inline]
+    pub fn lock_from_above(&self) -> LockedSet<'_> {
+        LockedSet {
+            set: self,
+            interests: self.lock_interests_from_above(),
+        }
+    }
+
+    #[inline]
+    fn lock_interests_from_above(&self) -> MutexGuard<'_, Interests> {
+        #[cfg(not(upoll_loom))]
+        if let Some(interests) = self.inner.0.try_lock() {
+            return interests;
+        }
+        self.tally.count(Tally::contended);
+        self.inner.0.lock()
+    }
+
+    /// Returns whether the set's lock is held by the code that this call, in a signal handler, has interrupted. Seldom
+    /// returns true for a lock that another thread holds.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub fn is_locked_by_this_thread(&self) -> bool {
+        crate::sync::is_held_by_this_thread(&self.inner.0)
+    }
+}
+
+/// A set whose lock is held: the way to all that the lock guards.
+pub struct LockedSet<'a> {
+    set: &'a Set,
+    interests: MutexGuard<'a, Interests>,
+}
+
+impl<'a> LockedSet<'a> {
+    #[inline]
+    pub fn set(&self) -> &'a Set {
+        self.set
+    }
+
+    /// Returns the number of items.
+    pub fn count(&self) -> usize {
+        self.interests.table.len()
+    }
+
+    /// Returns the number of items that watch sets.
+    pub fn nested(&self) -> usize {
+        self.interests.nested.get()
+    }
+
+    pub(super) fn set_nested(&self, nested: usize) {
+        self.interests.nested.set(nested);
+    }
+
+    #[inline]
+    pub(super) fn ready(&self) -> &ReadyList {
+        &self.interests.ready
+    }
+
+    /// The item for a key, and its slot.
+    #[inline]
+    pub(super) fn find(&self, key: Key) -> Option<(u32, ItemRef<'_>)> {
+        let Interests { table, slots, .. } = &*self.interests;
+        // The item that the look-up looks at last is the one it finds.
+        let mut found = None;
+        let &slot = table.find(hash(key), |&slot| {
+            let item = registered_in(slots, slot);
+            found = Some(item);
+            item.key() == key
+        })?;
+        // SAFETY: it is in this set's table.
+        Some((slot, unsafe { ItemRef::new(found?.as_ptr(), self) }))
     }
 
     /// The item in `slot`, if one is registered there.
+    #[inline]
+    pub fn at(&self, slot: u32) -> Option<ItemRef<'_>> {
+        let slots = &self.interests.slots;
+        if !slots.is_taken(slot) {
+            return None;
+        }
+        let item = NonNull::from(slots.get(slot));
+        // SAFETY: the slots that are taken are those in the table, except within `insert` and `remove`, which borrow the set
+        // mutably.
+        Some(unsafe { ItemRef::new(item, self) })
+    }
+
+    /// The item in the slot of one that is registered.
+    #[inline]
+    pub(super) fn item(&self, slot: u32) -> ItemRef<'_> {
+        match self.at(slot) {
+            Some(item) => item,
+            None => unreachable!("a registered item is in its slot"),
+        }
+    }
+
+    /// This set's item of that name, if `item` is this set's.
     #[cfg(any(feature = "std", upoll_loom))]
-    pub fn at(&self, slot: u32) -> Option<*const Item> {
-        self.next_from(slot)
-            .filter(|&(_, next)| next == slot + 1)
-            .map(|(item, _)| item)
+    pub(super) fn own(&self, item: Registered<'_>) -> Option<ItemRef<'_>> {
+        // SAFETY: it is registered in its set, which is this one.
+        ptr::eq(item.set(), self.set).then(|| unsafe { ItemRef::new(item.as_ptr(), self) })
     }
 
     /// Returns the file that the item in `slot` watches, if one is registered there.
     #[cfg(any(feature = "std", upoll_loom))]
     pub fn file_at(&self, slot: u32) -> Option<&Description> {
-        let item = self.at(slot)?;
-        // SAFETY: registered, and `&self` borrows the locked set for as long as the file.
-        Some(unsafe { (*item).file() })
+        Some(self.at(slot)?.file())
     }
 
-    pub(crate) fn slot_of(&self, item: *const Item) -> u32 {
-        // SAFETY: the item is registered here and `&self` borrows the locked set.
-        let key = unsafe { (*item).key() };
-        let slot = self
-            .table
-            .find(hash(key), |&slot| ptr::eq(self.slots.get(slot), item));
+    pub(super) fn slot_of(&self, item: ItemRef<'_>) -> u32 {
+        let Interests { table, slots, .. } = &*self.interests;
+        let item_ptr = item.as_ptr().as_ptr();
+        let slot = table.find(hash(item.key()), |&slot| ptr::eq(slots.get(slot), item_ptr));
         match slot {
             Some(&slot) => slot,
             None => unreachable!("a registered item is in its set's table"),
         }
     }
 
-    /// The first item in slot `from` or behind it, and the slot after that.
-    pub(crate) fn next_from(&self, from: u32) -> Option<(*const Item, u32)> {
-        let slot = self.slots.next_taken(from)?;
-        Some((self.slots.get(slot), slot + 1))
+    /// The first item in slot `from` or behind it, and its slot.
+    pub(super) fn next_from(&self, from: u32) -> Option<(u32, ItemRef<'_>)> {
+        let slot = self.interests.slots.next_taken(from)?;
+        Some((slot, self.item(slot)))
     }
 
     /// All items, in the order of their slots. So a walk of thousands goes through memory in its order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = *const Item> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = ItemRef<'_>> {
         let mut from = 0;
         core::iter::from_fn(move || {
-            let (item, next) = self.next_from(from)?;
-            from = next;
+            let (slot, item) = self.next_from(from)?;
+            from = slot + 1;
             Some(item)
         })
+    }
+
+    /// The items that watch rotating sets, or sets above these.
+    pub(super) fn rotating(&self) -> impl Iterator<Item = ItemRef<'_>> {
+        let rotating = self.interests.rotating.iter();
+        // SAFETY: `add_rotating` and `add_all_rotating` put registered items of this set there, and `remove` finds none that is
+        // there (its contract).
+        rotating.map(|&item| unsafe { ItemRef::new(item, self) })
+    }
+
+    /// Returns the number of items that watch rotating sets, or sets above these.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub fn count_rotating(&self) -> usize {
+        self.interests.rotating.len()
+    }
+
+    /// Makes room for one more among the items that watch rotating sets.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn reserve_rotating(&mut self) -> Result<(), Errno> {
+        let rotating = &mut self.interests.rotating;
+        rotating.try_reserve(1).map_err(|_| Errno::NOMEM)
+    }
+
+    /// The item in `slot` watches a rotating set, or a set above such a one. There is
+    /// [room](Self::reserve_rotating).
+    pub(super) fn add_rotating(&mut self, slot: u32) {
+        let item = self.item(slot).as_ptr();
+        self.interests.rotating.push(item);
+    }
+
+    /// A rotating set came below the set `file`, which items of this set watch.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it, and nothing has changed.
+    pub(super) fn add_all_rotating(&mut self, file: FileId) -> Result<(), Errno> {
+        let mut watching = Vec::new();
+        for item in self.iter() {
+            let is_new = || !self.interests.rotating.contains(&item.as_ptr());
+            if FileId::of(item.file()) == file && is_new() {
+                watching.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+                watching.push(item.as_ptr());
+            }
+        }
+        let rotating = &mut self.interests.rotating;
+        let more = watching.len();
+        rotating.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+        rotating.extend(watching);
+        Ok(())
+    }
+
+    /// Takes the item in `slot` from those that watch rotating sets, if it is there.
+    pub(super) fn remove_rotating(&mut self, slot: u32) {
+        if !self.interests.rotating.is_empty() {
+            let item = self.item(slot).as_ptr();
+            self.interests.rotating.retain(|&other| other != item);
+        }
+    }
+
+    /// Makes an item for a key that has none, and returns its slot. It is not linked anywhere yet.
+    ///
+    /// `ENOSPC`: the account is used up. `ENOMEM`: no memory.
+    ///
+    /// # Safety
+    /// `set` is this set.
+    pub(super) unsafe fn insert(
+        &mut self,
+        set: &File<Set>,
+        file: FileRef<'_>,
+        interest: Events,
+        data: u64,
+    ) -> Result<u32, Errno> {
+        debug_assert!(
+            ptr::eq(set.set(), self.set),
+            "an item is added to another set"
+        );
+        let Interests {
+            slots,
+            table,
+            allowance,
+            ..
+        } = &mut *self.interests;
+        table
+            .try_reserve(1, |&slot| hash_of(slots, slot))
+            .map_err(|_| Errno::NOMEM)?;
+        if !allowance.take() {
+            return Err(Errno::NOSPC);
+        }
+        let Some(slot) = slots.take(set.as_description_ptr()) else {
+            allowance.give();
+            return Err(Errno::NOMEM);
+        };
+        // SAFETY: the slot was vacant, so no other thread knows it.
+        unsafe { slots.get(slot).occupy(file, interest, data) };
+        table.insert_unique(hash(file.key()), slot, |&slot| hash_of(slots, slot));
+        Ok(slot)
+    }
+
+    /// Removes the item in `slot`. The caller drops the file's memory, which
+    /// may run the object's destructor, after it has released the set's lock.
+    ///
+    /// # Safety
+    /// The item is linked nowhere any more: neither into a wait queue or a watcher list, nor among the arrivals, on the ready
+    /// list, in `first` or among [`rotating`](Self::rotating).
+    pub(super) unsafe fn remove(&mut self, slot: u32) -> Held {
+        let interests = &mut *self.interests;
+        let Interests { slots, table, .. } = interests;
+        let key = registered_in(slots, slot).key();
+        let Ok(entry) = table.find_entry(hash(key), |&other| other == slot) else {
+            unreachable!("a registered item is in its set's table")
+        };
+        entry.remove();
+        if !interests.extras.is_empty() {
+            interests.extras.remove(&slot);
+        }
+        // SAFETY: it is registered no more, and linked nowhere (the caller's contract). `&mut self` excludes each `ItemRef`.
+        let file = unsafe { interests.slots.get(slot).vacate() };
+        interests.slots.give(slot);
+        interests.allowance.give();
+        interests.shrink();
+        match file {
+            Some(file) => file,
+            None => unreachable!("a registered item has its file"),
+        }
+    }
+
+    /// Makes room for the entries of one more item in further wait queues.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn reserve_extras(&mut self) -> Result<(), Errno> {
+        let extras = &mut self.interests.extras;
+        extras.try_reserve(1).map_err(|_| Errno::NOMEM)
+    }
+
+    /// Keeps the entries of the item in `slot` in further wait queues. There is [room](Self::reserve_extras).
+    pub(super) fn keep_extras(&mut self, slot: u32, entries: Extras) {
+        self.interests.extras.insert(slot, entries);
+    }
+
+    /// The entries of the item in `slot` in further wait queues.
+    fn extras_at(&self, slot: u32) -> &[Box<ExtraEntry>] {
+        let extras = self.interests.extras.get(&slot);
+        extras.map_or(&[], Vec::as_slice)
     }
 }

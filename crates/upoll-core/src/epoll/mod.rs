@@ -50,7 +50,7 @@ pub use self::limit::WatchLimit;
 use self::backend::{KernelBackend, OptionalBackend};
 #[cfg(any(feature = "std", upoll_loom))]
 use self::handover::Handover;
-use self::interest::{Interests, Item};
+use self::interest::{Item, SetLock};
 use self::limit::{Account, Allowance};
 use self::time::Schedules;
 use crate::errno::Errno;
@@ -60,12 +60,8 @@ use crate::file::{File, FileId, KernelSource, PollTable, Pollable, TimeSource};
 use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
 use crate::memory::boxed;
-#[cfg(all(feature = "std", not(upoll_loom)))]
-use crate::sync::lock_held;
-use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, fence,
-};
-use crate::tally::{OptionalTally, Tally};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use crate::tally::OptionalTally;
 use crate::trace;
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
 
@@ -108,7 +104,7 @@ pub struct Set {
     pub watched_by: WaitQueue,
     /// The interest list and the ready list (`ep->mtx`). The lock of a set nests outside the locks
     /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
-    pub inner: Mutex<Interests>,
+    inner: SetLock,
     rotates: bool,
     /// A rotating set is below, at any depth, or was.
     is_above_rotating: AtomicBool,
@@ -141,34 +137,6 @@ impl Set {
     /// All events that a set ever shows to its watchers.
     pub const SHOWN: Events = Events::IN.union(Events::RDNORM);
 
-    /// Takes the set's lock.
-    #[inline]
-    pub fn lock(&self) -> MutexGuard<'_, Interests> {
-        #[cfg(not(upoll_loom))]
-        if let Some(inner) = self.inner.try_lock() {
-            return inner;
-        }
-        self.tally.count(Tally::contended);
-        // Threads that take turns come one by one: none stays away, for the others would serve its events.
-        #[cfg(all(feature = "std", not(upoll_loom)))]
-        if !self.takes_turns() {
-            return lock_held(&self.inner);
-        }
-        self.inner.lock()
-    }
-
-    /// Takes the set's lock for a thread that may hold another lock: that of a set above, that for ADDs of sets to sets, or
-    /// that of a backend which is made anew. Others wait for that one meanwhile, so the thread does not stay away from this one.
-    #[inline]
-    pub fn lock_from_above(&self) -> MutexGuard<'_, Interests> {
-        #[cfg(not(upoll_loom))]
-        if let Some(inner) = self.inner.try_lock() {
-            return inner;
-        }
-        self.tally.count(Tally::contended);
-        self.inner.lock()
-    }
-
     pub fn rotates(&self) -> bool {
         self.rotates
     }
@@ -182,7 +150,7 @@ impl Set {
     /// the `poll` of a set can form a cycle or a chain that ADD does not see.
     fn is_polled_from_within(&self) -> bool {
         #[cfg(any(feature = "std", upoll_loom))]
-        if crate::sync::is_held_by_this_thread(&self.inner) {
+        if self.is_locked_by_this_thread() {
             return true;
         }
         Scope::is_too_deep()
@@ -231,11 +199,8 @@ impl Set {
             && self.may_have_hung_up.swap(false, Ordering::Relaxed)
         {
             let _scope = Scope::enter();
-            let inner = self.lock();
-            let hung_up = inner.iter().any(|item| {
-                // SAFETY: the item is registered, and the set's lock is held.
-                unsafe { Set::poll_item(&*item).intersects(HANG_UP) }
-            });
+            let locked = self.lock();
+            let hung_up = locked.iter().any(|item| item.poll().intersects(HANG_UP));
             self.hung_up.store(hung_up, Ordering::Relaxed);
         }
         self.hung_up.load(Ordering::Relaxed)
@@ -353,7 +318,7 @@ impl File<Set> {
             pending: AtomicPtr::new(core::ptr::null_mut()),
             sleepers: WaitQueue::new(),
             watched_by: WaitQueue::new(),
-            inner: Mutex::new(Interests::new(Allowance::new(account))),
+            inner: SetLock::new(Allowance::new(account)),
             rotates,
             is_above_rotating: AtomicBool::new(false),
             was_nested: AtomicBool::new(false),
@@ -438,21 +403,13 @@ impl Set {
         &self,
         find: impl Fn(usize) -> Option<T>,
     ) -> Result<Vec<(T, i32, Event)>, Errno> {
-        let inner = self.lock();
+        let locked = self.lock();
         let mut found = Vec::new();
-        for item in inner.iter() {
-            // SAFETY: the item is registered and the set's lock held.
-            let (address, fd, interest) = unsafe {
-                let item = &*item;
-                (
-                    FileId::of(item.file()).addr(),
-                    item.fd(),
-                    Event::new(item.interest(), item.data()),
-                )
-            };
-            if let Some(of) = find(address) {
+        for item in locked.iter() {
+            let interest = Event::new(item.interest(), item.data());
+            if let Some(of) = find(FileId::of(item.file()).addr()) {
                 found.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                found.push((of, fd, interest));
+                found.push((of, item.fd(), interest));
             }
         }
         Ok(found)

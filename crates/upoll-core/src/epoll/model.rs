@@ -1,18 +1,15 @@
 //! Entry points into a set that models need besides the public ones.
 
 use super::Set;
-use super::interest::{Item, state};
 use super::scan::Turns;
 use crate::events::Event;
 use crate::file::{File, FileId};
-use crate::sync::Ordering;
 use crate::wait::Ask;
-use core::ptr::NonNull;
 
 impl File<Set> {
     /// Returns whether a thread holds the set's lock.
     pub fn is_locked(&self) -> bool {
-        self.set().inner.try_lock().is_none()
+        self.set().inner.is_locked()
     }
 
     /// Harvests as a wait that may sleep does at its start: events of rotating sets are left to
@@ -25,18 +22,10 @@ impl File<Set> {
     /// The source of `rotating`, which this set watches, chooses this set by a line of its own, as the
     /// kernel does.
     pub fn be_chosen(&self, rotating: &File<Set>) {
-        let set: &Set = self;
-        let interests = set.lock();
-        for item in interests.iter() {
-            // SAFETY: the item is registered and the set's lock held.
-            unsafe {
-                let node = &*item;
-                if FileId::of(node.file()) == rotating.as_file_ref().identity() {
-                    node.entry
-                        .owner_word
-                        .fetch_or(state::CHOSEN, Ordering::Relaxed);
-                    set.queue(NonNull::<Item>::new_unchecked(item.cast_mut()));
-                }
+        for item in self.set().lock().iter() {
+            if FileId::of(item.file()) == rotating.as_file_ref().identity() {
+                item.choose();
+                item.queue();
             }
         }
     }

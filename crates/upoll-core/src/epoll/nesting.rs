@@ -8,14 +8,13 @@
 //! takes it.
 
 use alloc::vec::Vec;
-use core::ptr::NonNull;
 
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::Set;
-use super::ctl::{as_set, item_of};
-use super::interest::state;
+use super::ctl::as_set;
+use super::interest::{Registered, state};
 use crate::errno::Errno;
 use crate::file::{Description, File, FileId, Held, Watchers};
 use crate::steps::{Step, step};
@@ -101,19 +100,17 @@ impl Below {
             return Ok(depth);
         }
         let mut deepest = 0;
-        let inner = set.lock_from_above();
-        if inner.nested > 0 {
-            for item in inner.iter() {
+        let locked = set.lock_from_above();
+        if locked.nested() > 0 {
+            for item in locked.iter() {
                 step(Step::Walk);
-                // SAFETY: registered, and its set's lock is held.
-                let (item, file) = unsafe { (&*item, (*item).file()) };
                 if item.state() & state::WATCHES_SET == 0 {
                     continue;
                 }
-                let Some(inside) = as_set(file) else {
+                let Some(inside) = as_set(item.file()) else {
                     continue;
                 };
-                let identity = FileId::of(file);
+                let identity = FileId::of(item.file());
                 let depth = if identity == self.adding_to || level > MAX_NESTS {
                     MAX_NESTS + 1
                 } else {
@@ -125,7 +122,7 @@ impl Below {
                 }
             }
         }
-        drop(inner);
+        drop(locked);
         remember(&mut self.depths, identity, deepest)?;
         Ok(deepest)
     }
@@ -138,11 +135,10 @@ impl Below {
 pub fn sets_above(watchers: &Mutex<Watchers>) -> Result<Vec<Held<Set>>, Errno> {
     let mut above = Vec::new();
     let watchers = watchers.lock();
-    for link in watchers.iter() {
+    for item in Registered::among(&watchers) {
         // If it fails the list is dropped after the lock is free, as sets that end take it.
         above.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: linked items are registered while the list is locked.
-        above.push(unsafe { (*item_of(link)).pin_set() });
+        above.push(item.pin_set());
     }
     Ok(above)
 }
@@ -158,23 +154,8 @@ pub(super) fn mark_above_rotating(set: &Description<Set>) -> Result<(), Errno> {
     }
     for above in sets_above(set.watchers())? {
         mark_above_rotating(&above)?;
-        let mut inner = above.object().lock_from_above();
-        let inner = &mut *inner;
-        let mut watching = Vec::new();
-        for item in inner.iter() {
-            // SAFETY: registered, and its set's lock is held.
-            let watched = FileId::of(unsafe { (*item).file() });
-            if watched == FileId::of(set)
-                && let Some(item) = NonNull::new(item.cast_mut())
-                && !inner.rotating.contains(&item)
-            {
-                watching.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                watching.push(item);
-            }
-        }
-        let more = watching.len();
-        inner.rotating.try_reserve(more).map_err(|_| Errno::NOMEM)?;
-        inner.rotating.extend(watching);
+        let mut locked = above.object().lock_from_above();
+        locked.add_all_rotating(FileId::of(set))?;
     }
     let marks = &set.object().is_above_rotating;
     marks.store(true, Ordering::Relaxed);
@@ -243,11 +224,10 @@ fn check_paths_below(
     if level > MAX_NESTS {
         return Ok(());
     }
-    let inner = set.lock_from_above();
-    for item in inner.iter() {
+    let locked = set.lock_from_above();
+    for item in locked.iter() {
         step(Step::Walk);
-        // SAFETY: registered, and its set's lock is held.
-        let file = unsafe { (*item).file() };
+        let file = item.file();
         checked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         if !checked.insert(FileId::of(file)) {
             continue;

@@ -25,11 +25,12 @@
 //! checks `QUEUED` and `first`; the scan clears `QUEUED`, or exchanges `first`, then polls the object. At least one of the
 //! two sees the other. A level-triggered item that is still ready keeps its bit: it never left the list.
 
+use core::cell::Cell;
 use core::mem;
 use core::ptr::{self, NonNull};
 
 use super::Set;
-use super::interest::{ExtraEntry, Interests, Item, state};
+use super::interest::{ExtraEntry, Item, ItemRef, LockedSet, Registered, state};
 use crate::events::Events;
 use crate::file::PollTable;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
@@ -49,53 +50,53 @@ fn just_tag() -> *mut Item {
 /// In `first`: a scan of the item that was there is under way. No item has this address.
 const SCANNED: *mut Item = ptr::without_provenance_mut(TAG);
 
-/// A doubly linked list of items, guarded by the set's lock.
-pub(crate) struct ReadyList {
-    head: *mut Item,
-    tail: *mut Item,
+/// A doubly linked list of items of one set, guarded by that set's lock.
+///
+/// All functions that put an item there or take it off are unsafe, or in this file. So the items on the list are registered:
+/// an item is [removed](LockedSet::remove) only when it is on none.
+pub(super) struct ReadyList {
+    head: Cell<*mut Item>,
+    tail: Cell<*mut Item>,
 }
 
 impl ReadyList {
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         ReadyList {
-            head: ptr::null_mut(),
-            tail: ptr::null_mut(),
+            head: Cell::new(ptr::null_mut()),
+            tail: Cell::new(ptr::null_mut()),
         }
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.head.is_null()
-    }
-
-    #[inline]
-    pub(super) fn front(&self) -> Option<NonNull<Item>> {
-        NonNull::new(self.head)
+        self.head.get().is_null()
     }
 
     /// # Safety
-    /// The item is registered in the set whose lock is held, and on no list.
+    /// The item is registered in the set that this list is of, and on no list. The set's lock is held.
     #[inline]
-    pub(super) unsafe fn push_back(&mut self, item: NonNull<Item>) {
-        // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
+    unsafe fn push_back(&self, item: NonNull<Item>) {
+        let tail = self.tail.get();
+        // SAFETY: registered items are alive, this one (the caller's contract) and those on the list. The set's lock guards
+        // `prev`, and `next` of items on the list.
         unsafe {
             item.as_ref().next.store(ptr::null_mut(), Ordering::Relaxed);
-            let tail = self.tail;
             item.as_ref().prev.with_mut(|prev| *prev = tail);
             match NonNull::new(tail) {
-                None => self.head = item.as_ptr(),
+                None => self.head.set(item.as_ptr()),
                 Some(tail) => tail.as_ref().next.store(item.as_ptr(), Ordering::Relaxed),
             }
         }
-        self.tail = item.as_ptr();
+        self.tail.set(item.as_ptr());
     }
 
-    /// Puts an item before `next`, which is on this list; at the end if that is null.
+    /// Puts an item before `next`; at the end if that is null.
     ///
     /// # Safety
-    /// As [`push_back`](Self::push_back).
-    pub(super) unsafe fn insert_before(&mut self, next: *mut Item, item: NonNull<Item>) {
-        // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
+    /// As [`push_back`](Self::push_back); `next` is null or on this list.
+    pub(super) unsafe fn insert_before(&self, next: *mut Item, item: NonNull<Item>) {
+        // SAFETY: registered items are alive, this one (the caller's contract) and those on the list. The set's lock guards
+        // `prev`, and `next` of items on the list.
         unsafe {
             let Some(next) = NonNull::new(next) else {
                 return self.push_back(item);
@@ -107,7 +108,7 @@ impl ReadyList {
             item.as_ref().next.store(next.as_ptr(), Ordering::Relaxed);
             item.as_ref().prev.with_mut(|at| *at = prev);
             match NonNull::new(prev) {
-                None => self.head = item.as_ptr(),
+                None => self.head.set(item.as_ptr()),
                 Some(prev) => prev.as_ref().next.store(item.as_ptr(), Ordering::Relaxed),
             }
         }
@@ -116,8 +117,8 @@ impl ReadyList {
     /// # Safety
     /// The item is on this list, and its set's lock is held.
     #[inline]
-    pub(super) unsafe fn unlink(&mut self, item: NonNull<Item>) {
-        // SAFETY: the set's lock guards the links of items on the list.
+    unsafe fn unlink(&self, item: NonNull<Item>) {
+        // SAFETY: items on the list are registered, hence alive, and the set's lock guards their links.
         unsafe {
             let next = item.as_ref().next.load(Ordering::Relaxed);
             let prev = item
@@ -125,16 +126,16 @@ impl ReadyList {
                 .prev
                 .with_mut(|prev| mem::replace(&mut *prev, ptr::null_mut()));
             // Only an item on a list has a `prev`.
-            let is_here = !prev.is_null() || self.head == item.as_ptr();
+            let is_here = !prev.is_null() || self.head.get() == item.as_ptr();
             if cfg!(any(debug_assertions, upoll_loom)) {
                 assert!(is_here, "an item is unlinked that is not on the ready list");
             }
             match NonNull::new(prev) {
-                None => self.head = next,
+                None => self.head.set(next),
                 Some(prev) => prev.as_ref().next.store(next, Ordering::Relaxed),
             }
             match NonNull::new(next) {
-                None => self.tail = prev,
+                None => self.tail.set(prev),
                 Some(next) => next.as_ref().prev.with_mut(|at| *at = prev),
             }
         }
@@ -144,20 +145,21 @@ impl ReadyList {
     ///
     /// # Safety
     /// Both hold items of the set whose lock is held.
-    unsafe fn append(&mut self, other: &mut ReadyList) {
-        let Some(head) = other.front() else { return };
-        match NonNull::new(self.tail) {
-            None => self.head = head.as_ptr(),
+    unsafe fn append(&self, other: ReadyList) {
+        let Some(head) = NonNull::new(other.head.get()) else {
+            return;
+        };
+        match NonNull::new(self.tail.get()) {
+            None => self.head.set(head.as_ptr()),
             Some(tail) => {
-                // SAFETY: the set's lock guards the links of items on the lists.
+                // SAFETY: items on the lists are registered, hence alive, and the set's lock guards their links.
                 unsafe {
                     tail.as_ref().next.store(head.as_ptr(), Ordering::Relaxed);
                     head.as_ref().prev.with_mut(|prev| *prev = tail.as_ptr());
                 }
             }
         }
-        self.tail = other.tail;
-        *other = ReadyList::new();
+        self.tail.set(other.tail.get());
     }
 }
 
@@ -170,22 +172,28 @@ impl Set {
             || !self.pending.load(Ordering::SeqCst).is_null()
     }
 
-    /// [`queue`](Self::queue) for a wakeup of an item that is not exclusive, and does not watch a rotating set.
-    ///
-    /// # Safety
-    /// As [`queue`](Self::queue).
+    /// The item that was taken from `first` has been looked at.
     #[inline]
-    pub(super) unsafe fn queue_plain(&self, item: NonNull<Item>) {
-        // SAFETY: a registered item is alive.
-        let is_in_list = unsafe { item.as_ref() }.state() & state::QUEUED != 0;
+    pub(super) fn end_scan_of_first(&self) {
+        self.first.store(ptr::null_mut(), Ordering::Release);
+    }
+}
+
+impl Registered<'_> {
+    /// [`queue`](Self::queue) for a wakeup of an item that is not exclusive, and does not watch a rotating set.
+    #[inline]
+    fn queue_plain(self) {
+        let is_in_list = self.state() & state::QUEUED != 0;
         if is_in_list {
             return;
         }
-        let mut first = self.first.load(Ordering::SeqCst);
-        if first.is_null() && self.pending.load(Ordering::Relaxed).is_null() {
-            let put = self.first.compare_exchange(
+        let set = self.set();
+        let item = self.as_ptr().as_ptr();
+        let mut first = set.first.load(Ordering::SeqCst);
+        if first.is_null() && set.pending.load(Ordering::Relaxed).is_null() {
+            let put = set.first.compare_exchange(
                 ptr::null_mut(),
-                item.as_ptr(),
+                item,
                 Ordering::SeqCst,
                 Ordering::SeqCst,
             );
@@ -194,24 +202,18 @@ impl Set {
                 Err(other) => first = other,
             }
         }
-        if first != item.as_ptr() {
-            // SAFETY: passed on to the caller.
-            unsafe { self.queue(item) };
+        if first != item {
+            self.queue();
         }
     }
 
     /// Queues the item unless it is queued already. Returns whether it was not.
-    ///
-    /// # Safety
-    /// The item is registered in this set, or is being registered by the holder of its lock.
     #[inline]
-    pub unsafe fn queue(&self, item: NonNull<Item>) -> bool {
-        // SAFETY: a registered item is alive.
-        let node = unsafe { item.as_ref() };
+    pub fn queue(self) -> bool {
         // The load spares the bus the write that is not needed. If it sees the bit, the scan that
         // will clear it also sees what this wake has published.
-        if node.state() & state::QUEUED != 0
-            || node
+        if self.state() & state::QUEUED != 0
+            || self
                 .entry
                 .owner_word
                 .fetch_or(state::QUEUED, Ordering::SeqCst)
@@ -220,11 +222,12 @@ impl Set {
         {
             return false;
         }
-        let mut pending = self.pending.load(Ordering::Relaxed);
+        let (set, item) = (self.set(), self.as_ptr().as_ptr());
+        let mut pending = set.pending.load(Ordering::Relaxed);
         loop {
-            node.next.store(untagged(pending), Ordering::Relaxed);
-            let new = item.as_ptr().map_addr(|addr| addr | (pending.addr() & TAG));
-            match self.pending.compare_exchange_weak(
+            self.next.store(untagged(pending), Ordering::Relaxed);
+            let new = item.map_addr(|addr| addr | (pending.addr() & TAG));
+            match set.pending.compare_exchange_weak(
                 pending,
                 new,
                 Ordering::SeqCst,
@@ -236,88 +239,92 @@ impl Set {
         }
     }
 
-    /// [`queue`](Self::queue) for the holder of the set's lock.
-    ///
-    /// `pending` is non-zero before `QUEUED` is set. Otherwise a wake that finds the bit set would go
-    /// away, and its thread, looking for what it has just made ready, find nothing; so it waits for
-    /// the lock.
-    ///
-    /// # Safety
-    /// The item is registered in this set, whose lock the caller holds; `ready` is its ready list.
-    pub(super) unsafe fn queue_locked(&self, ready: &mut ReadyList, item: NonNull<Item>) -> bool {
-        let _ = self.pending.compare_exchange(
-            ptr::null_mut(),
-            just_tag(),
-            Ordering::SeqCst,
-            Ordering::Relaxed,
-        );
-        // SAFETY: passed on to the caller.
-        unsafe {
-            self.begin_scan(ready);
-            let queued = self.queue(item);
-            self.end_scan(ready, &mut ReadyList::new());
-            queued
+    /// Clears `QUEUED`: from now on a wake queues the item anew. The item is on no list. Look at the file afterwards.
+    #[inline]
+    fn unqueue(self) {
+        let before = self
+            .entry
+            .owner_word
+            .fetch_and(!state::QUEUED, Ordering::SeqCst);
+        fence_after_rmw();
+        if before & state::ROTATING != 0 && !broken(Rule::ClearRecheck) {
+            self.clear_recheck();
         }
     }
+}
 
+impl LockedSet<'_> {
     /// Starts a scan: moves the arrivals to the ready list, and marks it as in use in `pending`.
     /// Returns false if nothing is ready.
-    ///
-    /// # Safety
-    /// The caller holds this set's lock, and `ready` is its ready list.
     #[inline]
-    pub(super) unsafe fn begin_scan(&self, ready: &mut ReadyList) -> bool {
-        let first = self.first.load(Ordering::Acquire);
-        let pending = self.pending.load(Ordering::Acquire);
+    pub(super) fn begin_scan(&self) -> bool {
+        let set = self.set();
+        let first = set.first.load(Ordering::Acquire);
+        let pending = set.pending.load(Ordering::Acquire);
         if untagged(pending).is_null() && first.is_null() {
             return !pending.is_null();
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.enlist(ready, first) };
+        self.enlist(first);
         true
     }
 
     /// Moves the item in `first` to the ready list, and then the arrivals. `pending` shows before that a scan is under way.
-    ///
-    /// # Safety
-    /// As [`begin_scan`](Self::begin_scan); `first` was read with the lock held.
+    /// The caller has read `first`.
     #[inline(never)]
-    unsafe fn enlist(&self, ready: &mut ReadyList, first: *mut Item) {
-        let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+    fn enlist(&self, first: *mut Item) {
+        let set = self.set();
+        let arrivals = untagged(set.pending.swap(just_tag(), Ordering::SeqCst));
         // An item there stays. If another one has come since, an arrival may have been pushed because of it. So it goes first.
         let first = NonNull::new(first);
-        let first = first.or_else(|| NonNull::new(self.first.load(Ordering::Acquire)));
+        let first = first.or_else(|| NonNull::new(set.first.load(Ordering::Acquire)));
         if let Some(first) = first {
-            // SAFETY: an item that is queued is registered, and one whose `QUEUED` was clear is in no list.
+            // SAFETY: an item in `first` is registered, as a removal takes it out with the set's lock held (`take_off`). One
+            // whose `QUEUED` was clear is on no list.
             unsafe {
                 let word = &first.as_ref().entry.owner_word;
                 if word.fetch_or(state::QUEUED, Ordering::SeqCst) & state::QUEUED == 0 {
-                    ready.push_back(first);
+                    self.ready().push_back(first);
                 }
             }
-            self.first.store(ptr::null_mut(), Ordering::SeqCst);
+            set.first.store(ptr::null_mut(), Ordering::SeqCst);
         }
-        // SAFETY: the swap took the stack away from everyone else.
-        unsafe { Self::append_arrivals(ready, arrivals) };
+        self.append_arrivals(arrivals);
+    }
+
+    /// Moves the arrivals to the ready list. The stack has the newest first; the list wants the oldest first.
+    fn append_arrivals(&self, newest: *mut Item) {
+        let oldest_first = ReadyList::new();
+        let mut at = newest;
+        while let Some(item) = NonNull::new(at) {
+            // SAFETY: `enlist` has taken the stack, whose items are registered: a removal takes them off with the set's lock
+            // held (`take_off`). So only this thread has their links, and they are on no list.
+            unsafe {
+                at = item.as_ref().next.load(Ordering::Relaxed);
+                oldest_first.insert_before(oldest_first.head.get(), item);
+            }
+        }
+        // SAFETY: both hold items of this set.
+        unsafe { self.ready().append(oldest_first) };
     }
 
     /// Takes the item in `first`, if nothing else is queued and the item is as `wanted`. It is in no list, and a scan counts as
-    /// under way until [`end_scan_of_first`](Self::end_scan_of_first). Look at its file afterwards.
+    /// under way until [`end_scan_of_first`](Set::end_scan_of_first). Look at its file afterwards.
     ///
     /// [`begin_scan`](Self::begin_scan) and [`end_scan`](Self::end_scan) need several operations for what this does with one.
     ///
     /// # Safety
-    /// The caller holds this set's lock, which guards `_inner`.
+    /// The caller begins no scan until `end_scan_of_first`, and calls that before it releases the lock.
     #[inline]
     pub(super) unsafe fn take_first(
         &self,
-        _inner: &Interests,
-        wanted: impl FnOnce(&Item) -> bool,
-    ) -> Option<NonNull<Item>> {
-        let item = NonNull::new(self.first.load(Ordering::Acquire))?;
-        // SAFETY: the item there is registered, and leaves its place under the set's lock.
-        let is_wanted = wanted(unsafe { item.as_ref() });
-        if !is_wanted || !self.pending.load(Ordering::Relaxed).is_null() {
+        wanted: impl FnOnce(ItemRef<'_>) -> bool,
+    ) -> Option<ItemRef<'_>> {
+        let set = self.set();
+        let item = NonNull::new(set.first.load(Ordering::Acquire))?;
+        // SAFETY: an item in `first` is registered, as a removal takes it out with the set's lock held (`take_off`). It is not
+        // `SCANNED`, which is there only until the caller's `end_scan_of_first`.
+        let item = unsafe { ItemRef::new(item, self) };
+        if !wanted(item) || !set.pending.load(Ordering::Relaxed).is_null() {
             return None;
         }
         let scanned = match broken(Rule::LoneScanIsPending) {
@@ -325,36 +332,27 @@ impl Set {
             false => SCANNED,
         };
         // Wakeups only put items where there is none.
-        self.first.swap(scanned, Ordering::SeqCst);
+        set.first.swap(scanned, Ordering::SeqCst);
         fence_after_rmw();
         Some(item)
     }
 
-    /// The item that was taken from `first` has been looked at.
-    #[inline]
-    pub(super) fn end_scan_of_first(&self) {
-        self.first.store(ptr::null_mut(), Ordering::Release);
-    }
-
     /// Ends a scan: new arrivals go behind what was not looked at, and `again`, what was reported
     /// and stays ready, behind both. True if anything arrived meanwhile.
-    ///
-    /// # Safety
-    /// As [`begin_scan`](Self::begin_scan), which returned true.
     #[inline]
-    pub(super) unsafe fn end_scan(&self, ready: &mut ReadyList, again: &mut ReadyList) -> bool {
+    pub(super) fn end_scan(&self, again: ReadyList) -> bool {
+        let set = self.set();
         let mut arrived = false;
-        let first = self.first.load(Ordering::Acquire);
-        if !untagged(self.pending.load(Ordering::Acquire)).is_null() || !first.is_null() {
+        let first = set.first.load(Ordering::Acquire);
+        if !untagged(set.pending.load(Ordering::Acquire)).is_null() || !first.is_null() {
             arrived = true;
-            // SAFETY: passed on to the caller.
-            unsafe { self.enlist(ready, first) };
+            self.enlist(first);
         }
-        // SAFETY: both hold items of this set, whose lock the caller holds.
-        unsafe { ready.append(again) };
-        if ready.is_empty() {
+        // SAFETY: `again` holds items of this set (the contract of `Listed::move_to`).
+        unsafe { self.ready().append(again) };
+        if self.ready().is_empty() {
             // If this fails something has just arrived, and its address keeps the word non-zero.
-            let untag = self.pending.compare_exchange(
+            let untag = set.pending.compare_exchange(
                 just_tag(),
                 ptr::null_mut(),
                 Ordering::SeqCst,
@@ -362,150 +360,168 @@ impl Set {
             );
             if untag.is_err() {
                 arrived = true;
-                // SAFETY: as above.
-                unsafe { self.enlist(ready, ptr::null_mut()) };
+                self.enlist(ptr::null_mut());
             }
         }
         arrived
     }
 
-    /// # Safety
-    /// The caller owns the detached stack and holds the lock of the items' set.
-    unsafe fn append_arrivals(ready: &mut ReadyList, newest: *mut Item) {
-        // The stack has the newest first; the list wants the oldest first.
-        let mut oldest = ptr::null_mut::<Item>();
-        let mut at = newest;
-        while let Some(item) = NonNull::new(at) {
-            // SAFETY: queued items are registered, hence alive.
-            unsafe {
-                at = item.as_ref().next.load(Ordering::Relaxed);
-                item.as_ref().next.store(oldest, Ordering::Relaxed);
-            }
-            oldest = item.as_ptr();
-        }
-        let mut at = oldest;
-        while let Some(item) = NonNull::new(at) {
-            // SAFETY: as above; the items were on no list.
-            unsafe {
-                at = item.as_ref().next.load(Ordering::Relaxed);
-                ready.push_back(item);
-            }
-        }
-    }
-
-    /// Clears `QUEUED`: from now on a wake queues the item anew. Look at the file afterwards.
+    /// The first item on the ready list.
     #[inline]
-    pub(super) fn unqueue(item: &Item) {
-        let before = item
-            .entry
-            .owner_word
-            .fetch_and(!state::QUEUED, Ordering::SeqCst);
-        fence_after_rmw();
-        if before & state::ROTATING != 0 && !broken(Rule::ClearRecheck) {
-            item.clear_recheck();
-        }
+    pub(super) fn front(&mut self) -> Option<Listed<'_>> {
+        let item = NonNull::new(self.ready().head.get())?;
+        // SAFETY: items on the ready list are registered in this set. `&mut self` excludes each other `Listed`.
+        Some(unsafe { Listed::new(ItemRef::new(item, self)) })
+    }
+}
+
+impl ItemRef<'_> {
+    /// [`queue`](Registered::queue) for the holder of the set's lock.
+    ///
+    /// `pending` is non-zero before `QUEUED` is set. Otherwise a wake that finds the bit set would go
+    /// away, and its thread, looking for what it has just made ready, find nothing; so it waits for
+    /// the lock.
+    pub(super) fn queue_locked(self) -> bool {
+        let locked = self.locked();
+        let _ = locked.set().pending.compare_exchange(
+            ptr::null_mut(),
+            just_tag(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        locked.begin_scan();
+        let queued = self.queue();
+        locked.end_scan(ReadyList::new());
+        queued
     }
 
     /// Polls the item's file, and returns the requested events that are ready. A file that is being
     /// closed shows none.
-    ///
-    /// # Safety
-    /// The caller holds this set's lock, and the item is registered in it.
     #[inline]
-    pub unsafe fn poll_item(item: &Item) -> Events {
-        // SAFETY: passed on to the caller.
-        let file = unsafe { item.file() };
+    pub fn poll(self) -> Events {
+        let file = self.file();
         if !file.is_open() {
             return Events::empty();
         }
         let ready = file
             .object()
             .poll(&mut PollTable::without_waiter().for_item());
-        ready & item.interest()
+        ready & self.interest()
     }
 
     /// Polls the file of an item that a scan has just taken off its list. If that panics, the item is queued again: nobody
     /// knows whether it is ready.
-    ///
-    /// # Safety
-    /// As [`poll_item`](Self::poll_item), while a scan is under way.
     #[inline(always)]
-    pub(super) unsafe fn poll_unqueued(item: NonNull<Item>) -> Events {
-        let unknown = Unknown(item);
-        // SAFETY: the caller's contract.
-        let events = unsafe { Self::poll_item(item.as_ref()) };
+    pub(super) fn poll_unqueued(self) -> Events {
+        let unknown = Unknown(self);
+        let events = self.poll();
         mem::forget(unknown);
         events
     }
+}
 
-    /// Looks at an item on the ready list, and takes it off if it is idle.
+/// An item on the ready list of its set, whose lock is held. No other `Listed` of the item exists meanwhile.
+pub(super) struct Listed<'g>(ItemRef<'g>);
+
+impl<'g> Listed<'g> {
+    /// # Safety
+    /// The item is on its set's ready list, and no other `Listed` of it exists.
+    #[inline]
+    pub(super) unsafe fn new(item: ItemRef<'g>) -> Self {
+        Listed(item)
+    }
+
+    #[inline]
+    pub(super) fn item(&self) -> ItemRef<'g> {
+        self.0
+    }
+
+    /// Takes the item off the list. From now on a wake queues it anew. Look at the file afterwards.
+    #[inline]
+    pub(super) fn take_off(self) -> ItemRef<'g> {
+        let item = self.0;
+        // SAFETY: it is on the list, as this is a `Listed`.
+        unsafe { item.locked().ready().unlink(item.as_ptr()) };
+        item.unqueue();
+        item
+    }
+
+    /// Takes the item, which is unhooked from all queues, off the list.
+    pub(super) fn take_off_for_good(self) {
+        let item = self.0;
+        // SAFETY: it is on the list, as this is a `Listed`.
+        unsafe { item.locked().ready().unlink(item.as_ptr()) };
+        item.entry.owner_word.store(0, Ordering::Relaxed);
+    }
+
+    /// Moves the item, which stays queued, to the end of another list.
     ///
     /// # Safety
-    /// The caller holds this set's lock, and the item is on its ready list.
-    #[inline]
-    pub(super) unsafe fn poll_or_unqueue(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
-        // SAFETY: the caller's contract.
+    /// Before the set's lock is released, [`end_scan`](LockedSet::end_scan) of the set puts that list behind the ready list.
+    #[inline(always)]
+    pub(super) unsafe fn move_to(self, again: &ReadyList) {
+        let item = self.0;
+        // SAFETY: it is on the ready list, as this is a `Listed`, and then on none.
         unsafe {
-            let events = Self::poll_item(item.as_ref());
-            if !events.is_empty() {
-                return events;
-            }
-            Self::unqueue_idle(ready, item)
+            item.locked().ready().unlink(item.as_ptr());
+            again.push_back(item.as_ptr());
         }
     }
 
-    /// Takes an item that was found idle off the ready list, and looks once more.
-    ///
-    /// # Safety
-    /// As [`poll_or_unqueue`](Self::poll_or_unqueue).
-    #[inline(never)]
-    unsafe fn unqueue_idle(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let node = item.as_ref();
-            ready.unlink(item);
-            Self::unqueue(node);
-            if broken(Rule::RepollAfterUnqueue) {
-                return Events::empty();
-            }
-            let events = Self::poll_unqueued(item);
-            if events.is_empty() {
-                return events;
-            }
-            // It became ready between the two polls. If its wakeup has queued it, a later scan sees
-            // it with the arrivals. Else it goes back to its old place, and this poll counts: a
-            // third one would be a loop for an object whose `poll` alternates.
-            let before = node
-                .entry
-                .owner_word
-                .fetch_or(state::QUEUED, Ordering::SeqCst);
-            if before & state::QUEUED != 0 {
-                return Events::empty();
-            }
-            ready.insert_before(ready.head, item);
-            events
+    /// Polls the item's file. An item that is idle is off the list afterwards: then this returns none.
+    #[inline]
+    pub(super) fn poll_or_unqueue(self) -> Option<(Events, Self)> {
+        let item = self.0;
+        let events = item.poll();
+        if !events.is_empty() {
+            return Some((events, self));
         }
+        let events = self.unqueue_idle();
+        // SAFETY: `unqueue_idle` has put an item that became ready back.
+        (!events.is_empty()).then(|| (events, unsafe { Listed::new(item) }))
+    }
+
+    /// Takes an item that was found idle off the ready list, and looks once more. An item that is ready now is back on the list.
+    #[inline(never)]
+    fn unqueue_idle(self) -> Events {
+        let item = self.take_off();
+        if broken(Rule::RepollAfterUnqueue) {
+            return Events::empty();
+        }
+        let events = item.poll_unqueued();
+        if events.is_empty() {
+            return events;
+        }
+        // It became ready between the two polls. If its wakeup has queued it, a later scan sees
+        // it with the arrivals. Else it goes back to its old place, and this poll counts: a
+        // third one would be a loop for an object whose `poll` alternates.
+        let before = item
+            .entry
+            .owner_word
+            .fetch_or(state::QUEUED, Ordering::SeqCst);
+        if before & state::QUEUED != 0 {
+            return Events::empty();
+        }
+        let ready = item.locked().ready();
+        // SAFETY: `take_off` took it off, and no wake has queued it since.
+        unsafe { ready.insert_before(ready.head.get(), item.as_ptr()) };
+        events
     }
 }
 
 /// An item that is in no list while its file is polled. Dropped only when the file's `poll` panics.
-struct Unknown(NonNull<Item>);
+struct Unknown<'g>(ItemRef<'g>);
 
-impl Drop for Unknown {
+impl Drop for Unknown<'_> {
     #[cold]
     fn drop(&mut self) {
-        // SAFETY: `Set::poll_unqueued` has made this for a registered item, whose set's lock is held. Such an item keeps its
-        // set alive.
-        unsafe {
-            let set = (*self.0.as_ref().set).object();
-            set.queue(self.0);
-            // The wake that queued the item before may have woken this thread alone.
-            set.wake_one(&mut Wake {
-                key: Events::IN,
-                mode: Mode::Notify,
-                deferred: &mut Deferred::new(),
-            });
-        }
+        self.0.queue();
+        // The wake that queued the item before may have woken this thread alone.
+        self.0.set().wake_one(&mut Wake {
+            key: Events::IN,
+            mode: Mode::Notify,
+            deferred: &mut Deferred::new(),
+        });
     }
 }
 
@@ -514,8 +530,10 @@ impl Drop for Unknown {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is an [`Item`]'s.
 pub(super) unsafe fn on_wake_item(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: `entry` is the first field of an `Item`, and linked, so the item is registered.
-    unsafe { wake_item(entry.cast(), wake) }
+    // SAFETY: the entry is the first field of an item. It is linked into a queue whose lock is held, so the item is
+    // registered, and stays so for the call.
+    let item = unsafe { Registered::new(entry.cast()) };
+    wake_item(item, wake)
 }
 
 /// As [`on_wake_item`], for a file's second or further queue.
@@ -523,20 +541,15 @@ pub(super) unsafe fn on_wake_item(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is an [`ExtraEntry`]'s.
 pub(super) unsafe fn on_wake_extra(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: `entry` is the first field of an `ExtraEntry`, whose item is registered.
-    unsafe {
-        let item = entry.cast::<ExtraEntry>().as_ref().item;
-        wake_item(NonNull::new_unchecked(item.cast_mut()), wake)
-    }
+    // SAFETY: the entry is the first field of an `ExtraEntry`. It is linked into a queue whose lock is held, so its item is
+    // registered, and stays so for the call.
+    let item = unsafe { Registered::new(entry.cast::<ExtraEntry>().as_ref().item) };
+    wake_item(item, wake)
 }
 
-/// # Safety
-/// The item is registered, and stays so for the call: a lock of a queue that it is hooked into is
-/// held.
-unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: a registered item is alive, and so is its set.
-    let (node, set) = unsafe { (item.as_ref(), (*item.as_ref().set).object()) };
-    let interest = node.interest();
+fn wake_item(item: Registered<'_>, wake: &mut Wake<'_>) -> Reply {
+    let set = item.set();
+    let interest = item.interest();
     if (interest - Events::CONTROL).is_empty() {
         // Disabled: a oneshot interest that fired.
         return Reply::Declined;
@@ -544,32 +557,26 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Declined;
     }
-    let takes_turns = set.rotates || node.state() & state::ROTATING != 0;
+    let takes_turns = set.rotates || item.state() & state::ROTATING != 0;
     if wake.mode == Mode::Notify && !takes_turns && !interest.contains(Events::EXCLUSIVE) {
-        // SAFETY: the item is registered in `set`.
-        unsafe { set.queue_plain(item) };
+        item.queue_plain();
         set.tell(wake);
         return Reply::Woken;
     }
-    // SAFETY: passed on to the caller.
-    unsafe { wake_in_turn(item, interest, wake) }
+    wake_in_turn(item, interest, wake)
 }
 
 /// [`wake_item`] of an item that may decline, or whose waiters take turns.
-///
-/// # Safety
-/// As [`wake_item`].
 #[inline(never)]
-unsafe fn wake_in_turn(item: NonNull<Item>, interest: Events, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: a registered item is alive, and so is its set.
-    let (node, set) = unsafe { (item.as_ref(), (*item.as_ref().set).object()) };
+fn wake_in_turn(item: Registered<'_>, interest: Events, wake: &mut Wake<'_>) -> Reply {
+    let set = item.set();
     if wake.mode != Mode::Notify && !set.is_awaited(wake.deferred) {
         return Reply::Declined;
     }
     if wake.mode == Mode::Query {
         return Reply::Woken;
     }
-    let is_rotating = node.state() & state::ROTATING != 0;
+    let is_rotating = item.state() & state::ROTATING != 0;
     if set.rotates {
         set.note_hang_up(wake.key);
     }
@@ -578,8 +585,7 @@ unsafe fn wake_in_turn(item: NonNull<Item>, interest: Events, wake: &mut Wake<'_
     // Also asked first. A thread that sleeps in the kernel counts as asleep until it runs.
     let is_exclusive = interest.contains(Events::EXCLUSIVE);
     let was_unwoken = is_exclusive && set.has_unwoken_thread();
-    // SAFETY: the item is registered in `set`.
-    unsafe { set.queue(item) };
+    item.queue();
     let (slept, watched) = set.tell(wake);
     let took = if is_exclusive {
         slept && was_unwoken && took_direction(wake.key, interest)

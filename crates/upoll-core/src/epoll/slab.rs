@@ -97,9 +97,17 @@ impl Slab {
 
     /// The item in a slot that is taken.
     #[inline]
-    pub(super) fn get(&self, slot: u32) -> *const Item {
+    pub(super) fn get(&self, slot: u32) -> &Item {
         let (chunk, place) = Self::place(slot);
-        &raw const self.chunks[chunk].items[place]
+        &self.chunks[chunk].items[place]
+    }
+
+    /// Returns whether a slot is taken.
+    #[inline]
+    pub(super) fn is_taken(&self, slot: u32) -> bool {
+        let (chunk, place) = Self::place(slot);
+        let chunk = self.chunks.get(chunk);
+        chunk.is_some_and(|chunk| chunk.vacant & (1 << place) == 0)
     }
 
     /// The first slot from `from` on that is taken.

@@ -73,7 +73,7 @@ struct Known {
 
 // SAFETY: `set` is the set that owns this, and a set is `Sync`.
 unsafe impl Send for Known {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Known {}
 
 impl Drop for Known {

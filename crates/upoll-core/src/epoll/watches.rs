@@ -1,22 +1,17 @@
 //! The items of a set that watch one file.
 
-use core::ptr::{self, NonNull};
-
 use arrayvec::ArrayVec;
 
-use super::Set;
-use super::ctl::item_of;
-use super::interest::{Interests, Item};
-use crate::file::{Description, WatcherLink};
+use super::interest::{ItemRef, LockedSet, Registered};
+use crate::file::Description;
 
-/// Calls `each` with the items of `set`, whose `interests` are locked, that watch `file`. Takes no memory.
-pub fn each_that_watches(
-    set: &Set,
-    _interests: &Interests,
+/// Calls `each` with the items of the set that watch `file`. Takes no memory.
+pub fn each_that_watches<'g>(
+    locked: &'g LockedSet<'_>,
     file: &Description,
-    mut each: impl FnMut(NonNull<Item>),
+    mut each: impl FnMut(ItemRef<'g>),
 ) {
-    let mut part = next_of(set, file.watchers().lock().iter());
+    let mut part = next_of(locked, Registered::among(&file.watchers().lock()));
     loop {
         // Without the lock of the list.
         part.iter().for_each(|&item| each(item));
@@ -24,38 +19,32 @@ pub fn each_that_watches(
             return;
         };
         let watchers = file.watchers().lock();
-        // SAFETY: the set's items come to the list and leave it with the set's lock held, as it is here.
-        let links = unsafe { watchers.iter_behind(&last.as_ref().link) };
-        part = next_of(set, links);
+        // SAFETY: `next_of` found the item in this list. The set's items leave it with the set's lock held, which `locked` has.
+        let links = unsafe { watchers.iter_behind(&last.link) };
+        // SAFETY: the list is locked.
+        let items = links.map(|link| unsafe { Registered::of_link(link) });
+        part = next_of(locked, items);
     }
 }
 
-/// Returns the first items of `set` among those of `links`, which are in a watcher list that is locked. There are no more if
-/// it is not full.
-fn next_of(
-    set: &Set,
-    links: impl Iterator<Item = *const WatcherLink>,
-) -> ArrayVec<NonNull<Item>, 4> {
-    let is_own = |&item: &NonNull<Item>| {
-        // SAFETY: items in a locked watcher list are registered, so their set is alive.
-        let watches_for = unsafe { (*item.as_ref().set).object() };
-        ptr::eq(watches_for, set)
-    };
-    let items = links.filter_map(|link| NonNull::new(item_of(link).cast_mut()));
-    items.filter(is_own).take(4).collect()
+/// Returns the first items of the set among `items`. There are no more if it is not full.
+fn next_of<'g, 'a>(
+    locked: &'g LockedSet<'_>,
+    items: impl Iterator<Item = Registered<'a>>,
+) -> ArrayVec<ItemRef<'g>, 4> {
+    items.filter_map(|item| locked.own(item)).take(4).collect()
 }
 
-/// Returns the slot of an item of `set` that watches `file`, if there is any, and whether the item in the slot `known` is
-/// one of them. `interests` is the set's, locked.
+/// Returns the slot of an item of the set that watches `file`, if there is any, and whether the item in the slot `known` is
+/// one of them.
 pub fn first_that_watches(
-    set: &Set,
-    interests: &Interests,
+    locked: &LockedSet<'_>,
     file: &Description,
     known: Option<u32>,
 ) -> (Option<u32>, bool) {
     let (mut first, mut is_known) = (None, false);
-    each_that_watches(set, interests, file, |item| {
-        let slot = interests.slot_of(item.as_ptr());
+    each_that_watches(locked, file, |item| {
+        let slot = item.slot();
         first.get_or_insert(slot);
         is_known |= known == Some(slot);
     });

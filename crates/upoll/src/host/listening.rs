@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
 use super::{EDGE, EpollBackend, SleepSet, exists, generation};
-use crate::epoll::interest::{Interests, state};
+use crate::epoll::interest::{LockedSet, state};
 use crate::epoll::watches::{each_that_watches, first_that_watches};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -52,11 +52,10 @@ fn address(counter: &Description) -> usize {
 
 impl EpollBackend {
     /// Adds the notifiers of `counter` to the nesting fd, or removes them, after an item of this
-    /// set that watches `counter` came or went. `interests` is the set's, locked.
+    /// set that watches `counter` came or went. `locked` is this set.
     pub(super) fn listen_to(
         &self,
-        set: &Set,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         counter: &Description,
     ) -> Result<(), Errno> {
         let (Some(shared), Some(nesting)) = (SharedCounter::of(counter), self.nesting()) else {
@@ -88,7 +87,7 @@ impl EpollBackend {
             let listening = self.listening.lock();
             find(&listening).map(|at| listening.0[at].slot)
         };
-        let (first, is_kept) = first_that_watches(set, interests, counter, kept);
+        let (first, is_kept) = first_that_watches(locked, counter, kept);
         let mut listening = self.listening.lock();
         let known = find(&listening);
         match (known, first) {
@@ -121,18 +120,17 @@ impl EpollBackend {
     }
 
     /// As [`listen_to`](Self::listen_to) for all counters, with a nesting fd that is new: it knows none.
-    /// `interests` is the set's, locked.
+    /// `locked` is this set.
     pub(super) fn listen_anew(
         &self,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         nesting: &SleepSet,
     ) -> Result<(), Errno> {
         for listened in &self.listening.lock().0 {
-            let Some(item) = interests.at(listened.slot) else {
+            let Some(item) = locked.at(listened.slot) else {
                 continue;
             };
-            // SAFETY: registered, and the set's lock is held.
-            let Some(shared) = SharedCounter::of(unsafe { (*item).file() }) else {
+            let Some(shared) = SharedCounter::of(item.file()) else {
                 continue;
             };
             for direction in DIRECTIONS {
@@ -154,14 +152,14 @@ impl EpollBackend {
         if self.generation != generation::current() {
             return false;
         }
-        let interests = set.lock();
+        let locked = set.lock();
         // The set is locked, so that none comes or goes.
         let slot_at = |at: usize| Some(self.listening.lock().0.get(at)?.slot);
         let slots = (0..).map_while(slot_at);
         let mut queued = false;
         for slot in slots {
             for direction in DIRECTIONS {
-                queued |= self.hear(set, &interests, slot, direction);
+                queued |= self.hear(&locked, slot, direction);
             }
         }
         queued
@@ -169,24 +167,15 @@ impl EpollBackend {
 
     /// Queues the items of this set that wait for a change in `direction`, after a notifier of the
     /// counter that the item in `slot` watches was triggered. Returns whether the core has
-    /// something new to check. `interests` is the set's, locked.
-    pub(super) fn hear(
-        &self,
-        set: &Set,
-        interests: &Interests,
-        slot: u32,
-        direction: Direction,
-    ) -> bool {
-        let Some(item) = interests.at(slot) else {
+    /// something new to check. `locked` is this set.
+    pub(super) fn hear(&self, locked: &LockedSet<'_>, slot: u32, direction: Direction) -> bool {
+        let Some(item) = locked.at(slot) else {
             return false;
         };
-        // SAFETY: registered, and the set's lock is held.
-        let node = unsafe { &*item };
-        if node.state() & state::SHARED == 0 {
+        if item.state() & state::SHARED == 0 {
             return false;
         }
-        // SAFETY: as above.
-        let counter: &Description = unsafe { node.file() };
+        let counter: &Description = item.file();
         let Some(shared) = SharedCounter::of(counter) else {
             return false;
         };
@@ -204,13 +193,11 @@ impl EpollBackend {
             *heard = changes;
         }
         let mut queued = false;
-        each_that_watches(set, interests, counter, |item| {
-            // SAFETY: as above.
-            let interest = unsafe { item.as_ref() }.interest();
+        each_that_watches(locked, counter, |item| {
+            let interest = item.interest();
             let is_disabled = (interest - Events::CONTROL).is_empty();
             if !is_disabled && direction.key().intersects(interest) {
-                // SAFETY: as above.
-                queued |= unsafe { set.queue(item) };
+                queued |= item.queue();
             }
         });
         queued

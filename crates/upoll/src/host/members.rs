@@ -14,7 +14,7 @@ use crate::Epoll;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::text_of;
-use crate::sync::{Ordering, is_held_by_this_thread};
+use crate::sync::Ordering;
 
 /// A line of fdinfo.
 struct Line<'a> {
@@ -207,7 +207,7 @@ impl Epoll {
     #[must_use]
     pub fn is_locked_here(&self) -> bool {
         let source = EpollBackend::of(self.set()).and_then(|backend| backend.rotation.as_ref());
-        is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
+        self.set().is_locked_by_this_thread() || source.is_some_and(Rotation::is_locked_here)
     }
 
     /// Returns the interests in kernel fds, each with its fd.

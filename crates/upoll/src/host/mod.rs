@@ -100,7 +100,7 @@ use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::ctl::set_of;
-use crate::epoll::interest::Interests;
+use crate::epoll::interest::LockedSet;
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -423,8 +423,7 @@ impl EpollBackend {
             if set.is_hidden.load(Ordering::Relaxed)
                 && let Some(backend) = EpollBackend::of(set)
             {
-                let interests = set.lock();
-                backend.link(set, &interests, rotating, Renew::No)?;
+                backend.link(&set.lock(), rotating, Renew::No)?;
             }
         }
         Ok(())
@@ -598,19 +597,17 @@ impl KernelBackend for EpollBackend {
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = EpollBackend::ensure_nesting(outer)?;
         above.ensure_own_intact(outer)?;
-        let interests = outer.object().lock();
-        above.link(outer.object(), &interests, inner, Renew::No)?;
-        drop(interests);
+        above.link(&outer.object().lock(), inner, Renew::No)?;
         EpollBackend::tell_hidden(outer)
     }
 
-    fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description) {
+    fn nested_changed(&self, locked: &LockedSet<'_>, inner: &Description) {
         // It can only fail where it adds something, and something has gone.
-        let _ = self.link(set, interests, inner, Renew::No);
+        let _ = self.link(locked, inner, Renew::No);
     }
 
-    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno> {
-        self.listen_to(set, interests, counter)
+    fn listen(&self, locked: &LockedSet<'_>, counter: &Description) -> Result<(), Errno> {
+        self.listen_to(locked, counter)
     }
 
     fn has_silent_members(&self) -> bool {

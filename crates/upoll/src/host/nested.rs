@@ -16,7 +16,7 @@ use super::sleep_set::SleepSet;
 use super::special::Special;
 use super::{EDGE, EpollBackend, exists};
 use crate::epoll::ctl::{as_set, set_of};
-use crate::epoll::interest::{Interests, state};
+use crate::epoll::interest::{ItemRef, LockedSet, state};
 use crate::epoll::watches::{each_that_watches, first_that_watches};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -102,12 +102,11 @@ impl Drop for Kept<'_> {
 
 impl EpollBackend {
     /// Registers in the nesting fd what the items of this set that watch `inner` need: the kernel set that
-    /// `inner`'s threads sleep in, and its source if it is a rotating set. `interests` is the
-    /// set's, locked. Without a nesting fd nothing has been linked yet.
+    /// `inner`'s threads sleep in, and its source if it is a rotating set. `locked` is this set. Without a nesting fd nothing has
+    /// been linked yet.
     pub(super) fn link(
         &self,
-        set: &Set,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         inner: &Description,
         renew: Renew,
     ) -> Result<(), Errno> {
@@ -120,7 +119,7 @@ impl EpollBackend {
         let register = |op, fd, special| nesting.register(&self.specials, op, fd, EDGE, special);
         let address = ptr::from_ref(inner).cast::<()>().addr();
         // Each would be a path up from all that is below, and the kernel allows 500 of them.
-        let is_needed = !set.is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
+        let is_needed = !locked.set().is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
         let place = below.sleep_set();
         let current = is_needed.then(|| LinkedSet::of(place));
         let find = |links: &Links| links.0.iter().position(|link| link.inner == address);
@@ -129,7 +128,7 @@ impl EpollBackend {
             let links = self.links.lock();
             find(&links).map(|at| links.0[at].slot)
         };
-        let (first, is_kept) = first_that_watches(set, interests, inner, kept);
+        let (first, is_kept) = first_that_watches(locked, inner, kept);
         let mut links = self.links.lock();
         let known = find(&links);
         // If it was lost it is linked once it was made anew.
@@ -145,7 +144,7 @@ impl EpollBackend {
                 let link = links.0.swap_remove(at);
                 if let (Some(rotation), Some(source)) = (&below.rotation, link.source) {
                     rotation.unwatch(&nesting.fd);
-                    self.watch_again(nesting, interests, &mut links, source);
+                    self.watch_again(nesting, locked, &mut links, source);
                 }
                 return match link.place.filter(is_left) {
                     Some(linked) => register(Op::Del, linked.fd, Special::Nested(link.slot)),
@@ -191,9 +190,7 @@ impl EpollBackend {
             }
         }
         match &below.rotation {
-            Some(rotation) => {
-                self.watch_source(nesting, interests, &mut links, at, rotation, renew)
-            }
+            Some(rotation) => self.watch_source(nesting, locked, &mut links, at, rotation, renew),
             None => Ok(()),
         }
     }
@@ -202,7 +199,7 @@ impl EpollBackend {
     fn watch_source(
         &self,
         nesting: &SleepSet,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         links: &mut Links,
         at: usize,
         rotation: &Rotation,
@@ -217,17 +214,17 @@ impl EpollBackend {
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
             let fd = rotation.fd();
-            let more = others_are_woken_for(interests, links, at, fd);
+            let more = others_are_woken_for(locked, links, at, fd);
             let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
             if let (Err(_), Some(_), Some(fd)) = (&watched, more, fd) {
                 // The registration of the others made room for this one.
-                self.watch_again(nesting, interests, links, fd);
+                self.watch_again(nesting, locked, links, fd);
             }
             links.0[at].source = watched?;
         }
         let link = &links.0[at];
         if let Some(before) = before.filter(|_| link.source.is_none()) {
-            self.watch_again(nesting, interests, links, before);
+            self.watch_again(nesting, locked, links, before);
         }
         Ok(())
     }
@@ -236,17 +233,17 @@ impl EpollBackend {
     fn watch_again(
         &self,
         nesting: &SleepSet,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         links: &mut Links,
         source: RawFd,
     ) {
         for at in 0..links.0.len() {
             let slot = links.0[at].slot;
             if links.0[at].source == Some(source)
-                && let Some(rotation) = rotation_at(interests, slot)
+                && let Some(rotation) = rotation_at(locked, slot)
             {
                 let data = self.specials.encode(Special::Chosen(slot));
-                let more = others_are_woken_for(interests, links, at, Some(source));
+                let more = others_are_woken_for(locked, links, at, Some(source));
                 // If the kernel is out of memory the next change of the source registers it again.
                 let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
                 links.0[at].source = watched.unwrap_or(None);
@@ -275,22 +272,22 @@ impl EpollBackend {
         source.is_none().then_some(slot).into_iter().chain(sharing)
     }
 
-    /// The sets below that have a kernel backend. `interests` is the set's, locked.
-    pub(super) fn sets_below(&self, interests: &Interests) -> Result<Vec<Held<Set>>, Errno> {
+    /// The sets below that have a kernel backend. `locked` is this set.
+    pub(super) fn sets_below(&self, locked: &LockedSet<'_>) -> Result<Vec<Held<Set>>, Errno> {
         let mut below = Vec::new();
         let links = self.links.lock();
         below.try_reserve(links.0.len()).map_err(|_| Errno::NOMEM)?;
         let slots = links.0.iter().map(|link| link.slot);
-        below.extend(slots.filter_map(|slot| held_at(interests, slot)));
+        below.extend(slots.filter_map(|slot| held_at(locked, slot)));
         Ok(below)
     }
 
     /// Registers in a new nesting fd all that it needs of the sets below. Returns those whose kernel set
     /// was lost as well, or was not made anew completely: they inform this one when they have
-    /// another. `interests` is the set's, locked.
+    /// another. `locked` is this set.
     pub(super) fn link_anew(
         &self,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         nesting: &SleepSet,
     ) -> Result<Vec<Held<Set>>, Errno> {
         let mut lost = Vec::new();
@@ -298,7 +295,7 @@ impl EpollBackend {
         lost.try_reserve(links.0.len()).map_err(|_| Errno::NOMEM)?;
         for at in 0..links.0.len() {
             let link = &mut links.0[at];
-            let Some(held) = held_at(interests, link.slot) else {
+            let Some(held) = held_at(locked, link.slot) else {
                 continue;
             };
             let Some(below) = EpollBackend::of(held.object()) else {
@@ -322,7 +319,7 @@ impl EpollBackend {
             }
             if let Some(rotation) = &below.rotation {
                 let data = self.specials.encode(Special::Chosen(link.slot));
-                let more = others_are_woken_for(interests, &links, at, rotation.fd());
+                let more = others_are_woken_for(locked, &links, at, rotation.fd());
                 let more = more.unwrap_or_default();
                 links.0[at].source = rotation.watch(&nesting.fd, data, more)?;
             }
@@ -335,15 +332,15 @@ impl EpollBackend {
     pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
         // Events of a set below may wake a callback there.
         let _scope = Scope::enter();
-        let interests = set.lock_from_above();
+        let locked = set.lock_from_above();
         let mut queued = false;
         for &(special, events) in below {
-            let mut kick = |slot| queued |= self.kick_slot(set, &interests, slot, special, events);
+            let mut kick = |slot| queued |= self.kick_slot(&locked, slot, special, events);
             match special {
                 Special::Nested(slot) => kick(slot),
                 Special::Chosen(slot) => self.chosen_with(slot).for_each(kick),
                 Special::Changed(slot, direction) => {
-                    queued |= self.hear(set, &interests, slot, direction);
+                    queued |= self.hear(&locked, slot, direction);
                 }
                 Special::Wake | Special::Members => {}
             }
@@ -354,23 +351,19 @@ impl EpollBackend {
     /// The part of [`kick`](Self::kick) for the item in one slot.
     fn kick_slot(
         &self,
-        set: &Set,
-        interests: &Interests,
+        locked: &LockedSet<'_>,
         slot: u32,
         special: Special,
         events: Events,
     ) -> bool {
         // A slot that means another item by now has that one polled for nothing.
-        let Some(item) = interests.at(slot) else {
+        let Some(item) = locked.at(slot) else {
             return false;
         };
-        // SAFETY: registered, and the set's lock is held.
-        let node = unsafe { &*item };
-        if node.state() & state::WATCHES_SET == 0 {
+        if item.state() & state::WATCHES_SET == 0 {
             return false;
         }
-        // SAFETY: registered, and the set's lock is held.
-        let below = as_set(unsafe { node.file() });
+        let below = as_set(item.file());
         if let (Special::Nested(_), Some(below)) = (special, below)
             && let Some(backend) = EpollBackend::of(below)
         {
@@ -379,14 +372,13 @@ impl EpollBackend {
         let is_chosen = matches!(special, Special::Chosen(_));
         if is_chosen {
             // Other rotating sets may share the source, and what workers are woken for there.
-            if let Some(rotation) = rotation_at(interests, slot)
+            if let Some(rotation) = rotation_at(locked, slot)
                 && !events.intersects(Events::ALWAYS | rotation.woken_for())
             {
                 return false;
             }
             // The fd of another set's source may be that of another file by now.
-            // SAFETY: as above.
-            if special != Special::Chosen(slot) && unsafe { Set::poll_item(node) }.is_empty() {
+            if special != Special::Chosen(slot) && item.poll().is_empty() {
                 return false;
             }
             if let Some(rotating) = below {
@@ -394,23 +386,19 @@ impl EpollBackend {
             }
         }
         let (mut is_wanted, mut queued) = (false, false);
-        // SAFETY: as above.
-        each_that_watches(set, interests, unsafe { node.file() }, |item| {
-            // SAFETY: as above.
-            if unsafe { item.as_ref() }.interest().intersects(Set::SHOWN) {
+        let set = locked.set();
+        each_that_watches(locked, item.file(), |item| {
+            if item.interest().intersects(Set::SHOWN) {
                 is_wanted = true;
                 // One event more, for another worker of a rotating set.
-                // SAFETY: as above.
-                let is_new = unsafe { set.queue(item) };
+                let is_new = item.queue();
                 // A wait that rechecked this set may have queued it, and told no set above.
                 queued |= is_new || set.rotates() || set.watched_by.has_several();
             }
         });
         if is_chosen && is_wanted {
-            if node.interest().intersects(Set::SHOWN) {
-                node.entry
-                    .owner_word
-                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
+            if item.interest().intersects(Set::SHOWN) {
+                item.choose();
             }
             self.choose(slot, false);
         } else if let (true, Some(rotating)) = (is_chosen, below) {
@@ -471,50 +459,43 @@ impl EpollBackend {
             return false;
         }
         let _scope = Scope::enter();
-        let mut interests = set.lock();
+        let mut locked = set.lock();
         let mut kept = Kept {
             backend: self,
             slots: std::mem::take(&mut *self.chosen.lock()),
         };
         self.has_chosen.store(false, Ordering::Relaxed);
         // A rotating set that did not choose this one has to be looked at.
-        let mut all_renewed = kept.slots.len() == interests.rotating.len();
+        let mut all_renewed = kept.slots.len() == locked.count_rotating();
         kept.slots.retain(|known| {
             let slot = known.slot;
-            let item = rotation_at(&interests, slot)
-                .and_then(|_| NonNull::new(interests.at(slot)?.cast_mut()));
+            let item = rotation_at(&locked, slot).and_then(|_| locked.at(slot));
             // A report that had no room for it has left it there: it is this set's until a later one has.
-            // SAFETY: registered, and the set's lock is held.
-            if item.is_some_and(|item| unsafe { Set::is_chosen_and_ready(item.as_ref()) }) {
+            if item.is_some_and(ItemRef::is_chosen_and_ready) {
                 all_renewed = false;
                 return true;
             }
             // A worker that may go on with a source that is ready keeps its place.
-            // SAFETY: as above.
-            if item.is_some_and(|item| unsafe {
-                Set::may_go_on(item.as_ref()) && set.goes_on_with(&mut interests, item)
-            }) {
+            if item.is_some_and(|item| item.may_go_on() && item.goes_on()) {
                 known.has_reported = false;
                 return true;
             }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
             // workers are woken for.
-            all_renewed &= item.is_some_and(|item| {
-                let renew = |interests: &Interests| self.stand_last_for(interests, slot);
-                // SAFETY: registered, and the set's lock is held.
-                unsafe { set.leave_to(&mut interests, item, renew) }
-            });
+            let is_there = item.is_some();
+            let renew = |locked: &LockedSet<'_>| self.stand_last_for(locked, slot);
+            all_renewed &= is_there && locked.leave_to(slot, renew);
             false
         });
         all_renewed
     }
 
     /// Returns whether the source is registered anew.
-    fn stand_last_for(&self, interests: &Interests, slot: u32) -> bool {
+    fn stand_last_for(&self, locked: &LockedSet<'_>, slot: u32) -> bool {
         let Some(nesting) = self.nesting() else {
             return false;
         };
-        let Some(rotation) = rotation_at(interests, slot) else {
+        let Some(rotation) = rotation_at(locked, slot) else {
             return false;
         };
         let mut links = self.links.lock();
@@ -522,7 +503,7 @@ impl EpollBackend {
             return false;
         };
         // By the fd that is deleted and added, also if that is not this set's source any more.
-        let sharing = others_are_woken_for(interests, &links, at, rotation.fd());
+        let sharing = others_are_woken_for(locked, &links, at, rotation.fd());
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
         let renewed = rotation.renew(&nesting.fd, data, sharing);
@@ -533,16 +514,16 @@ impl EpollBackend {
             renewed => renewed.unwrap_or(None),
         };
         if let (None, Some(before), Some(_)) = (links.0[at].source, before, sharing) {
-            self.watch_again(nesting, interests, &mut links, before);
+            self.watch_again(nesting, locked, &mut links, before);
         }
         links.0[at].source.is_some()
     }
 }
 
 /// Returns the events that workers are woken for by the other rotating sets whose source has the fd `source` as well,
-/// exclusively if all are. None if there are no others. `interests` is the set's, locked.
+/// exclusively if all are. None if there are no others. `locked` is this set.
 fn others_are_woken_for(
-    interests: &Interests,
+    locked: &LockedSet<'_>,
     links: &Links,
     at: usize,
     source: Option<RawFd>,
@@ -552,20 +533,20 @@ fn others_are_woken_for(
         .iter()
         .enumerate()
         .filter(|&(other, link)| other != at && link.source.is_some() && link.source == source);
-    let rotations = others.filter_map(|(_, link)| rotation_at(interests, link.slot));
+    let rotations = others.filter_map(|(_, link)| rotation_at(locked, link.slot));
     rotations.map(Rotation::woken_for).reduce(woken_for_both)
 }
 
 /// The set that the item in `slot` watches, if it watches one.
-fn held_at(interests: &Interests, slot: u32) -> Option<Held<Set>> {
-    let set = set_of(interests.file_at(slot)?)?;
+fn held_at(locked: &LockedSet<'_>, slot: u32) -> Option<Held<Set>> {
+    let set = set_of(locked.file_at(slot)?)?;
     // SAFETY: the item keeps it.
     Some(unsafe { Held::new(NonNull::from(set)) })
 }
 
 /// Returns the rotation state of the rotating set with a kernel backend that the item in `slot`
 /// watches.
-fn rotation_at(interests: &Interests, slot: u32) -> Option<&Rotation> {
-    let set = as_set(interests.file_at(slot)?)?;
+fn rotation_at<'g>(locked: &'g LockedSet<'_>, slot: u32) -> Option<&'g Rotation> {
+    let set = as_set(locked.file_at(slot)?)?;
     EpollBackend::of(set)?.rotation.as_ref()
 }

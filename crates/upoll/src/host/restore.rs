@@ -9,7 +9,7 @@ use super::rotation::Rotation;
 use super::special::Special;
 use super::{EpollBackend, exists, own_fds};
 use crate::epoll::backend::KernelBackend;
-use crate::epoll::interest::Interests;
+use crate::epoll::interest::LockedSet;
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -81,7 +81,7 @@ impl EpollBackend {
             match EpollBackend::of(inner.object()) {
                 Some(backend) if !backend.is_known_above() => {
                     let inner: &Description<Set> = inner;
-                    self.link(set, &set.lock(), inner, Renew::No)
+                    self.link(&set.lock(), inner, Renew::No)
                 }
                 _ => Ok(()),
             }
@@ -105,8 +105,8 @@ impl EpollBackend {
         restored
     }
 
-    /// Makes anew what was lost, and registers everything. Returns the sets below. The set's lock is held.
-    fn register_anew(&self, interests: &Interests) -> Result<Vec<Held<Set>>, Errno> {
+    /// Makes anew what was lost, and registers everything. Returns the sets below. `locked` is this set.
+    fn register_anew(&self, locked: &LockedSet<'_>) -> Result<Vec<Held<Set>>, Errno> {
         let mut below = Vec::new();
         if !self.first.fd.is_intact() {
             self.restore_first()?;
@@ -128,8 +128,8 @@ impl EpollBackend {
                 let special = Special::Members;
                 exists(nesting.register(&self.specials, Op::Add, members, Events::IN, special))?;
             }
-            below = self.link_anew(interests, nesting)?;
-            self.listen_anew(interests, nesting)?;
+            below = self.link_anew(locked, nesting)?;
+            self.listen_anew(locked, nesting)?;
         }
         Ok(below)
     }
@@ -139,15 +139,15 @@ impl EpollBackend {
         {
             let _restoring = self.restoring.lock();
             let set = description.object();
-            let interests = set.lock_from_above();
+            let locked = set.lock_from_above();
             // Another thread may have made it anew meanwhile, and not come to the sets below yet.
             below = if self.is_half_restored() || !self.is_intact() {
                 // From now on a call on the set waits here until all is in place again. A set that is made anew counts as
                 // lost no more, and a harvest would find nothing in it.
                 self.is_half_restored.store(true, Ordering::SeqCst);
-                self.register_anew(&interests)?
+                self.register_anew(&locked)?
             } else {
-                self.sets_below(&interests)?
+                self.sets_below(&locked)?
             };
             // Sets below and above look here while they are made anew: this one is done.
             self.is_half_restored.store(false, Ordering::Relaxed);

@@ -332,13 +332,13 @@ impl Rotation {
     }
 
     fn add(&self, epoll: &Epoll, fd: RawFd, interest: Event) -> Result<(), Errno> {
-        let interests = epoll.set().lock();
+        let locked = epoll.set().lock();
         let mut source = self.source.lock();
         let added = kernel::epoll_ctl(&self.members, Op::Add, fd, &interest);
         let is_second = match (added, *source) {
             (Err(errno), _) => return Err(errno),
             (Ok(()), Some(old)) => old.fd != fd && self.is_current(old),
-            (Ok(()), None) => interests.count() > interests.nested,
+            (Ok(()), None) => locked.count() > locked.nested(),
         };
         if is_second {
             let _ = kernel::epoll_ctl(&self.members, Op::Del, fd, &Event::default());
@@ -419,8 +419,7 @@ impl Rotation {
         for worker in sets_above(rotating.watchers())? {
             let backend = EpollBackend::ensure_nesting(&worker)?;
             backend.ensure_intact(&worker)?;
-            let interests = worker.object().lock();
-            backend.link(worker.object(), &interests, rotating, Renew::Source)?;
+            backend.link(&worker.object().lock(), rotating, Renew::Source)?;
         }
         Ok(())
     }

@@ -500,7 +500,7 @@ crate::sync::thread_locals! {
 fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let identity = rotating.as_file_ref().identity().addr();
     // A rotating set that was closed has left its workers.
-    drop_workers(|worker| worker.set().lock().nested == 0);
+    drop_workers(|worker| worker.set().lock().nested() == 0);
     let found = WORKERS.try_with(|workers| {
         let workers = workers.borrow();
         let known = workers.iter().find(|(of, _)| *of == identity);

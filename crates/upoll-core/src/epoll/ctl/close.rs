@@ -8,9 +8,8 @@ use core::ptr::NonNull;
 
 use smallvec::SmallVec;
 
-use super::item_of;
 use crate::epoll::Set;
-use crate::epoll::interest::Item;
+use crate::epoll::interest::{Item, Registered};
 use crate::events::Events;
 use crate::file::{FileId, Held, Key, Watchers};
 use crate::sync::{Mutex, Rule, broken};
@@ -35,16 +34,15 @@ impl Set {
         {
             // First all hooks, so that no wake meets a half-taken set.
             let _scope = Scope::enter();
-            let inner = self.lock();
-            for item in inner.iter() {
+            let locked = self.lock();
+            for item in locked.iter() {
                 if emptying.claims.try_reserve(1).is_err() {
                     // The rest is unhooked as it is removed.
                     break;
                 }
-                if let Some(queue) = Self::unhook(&inner, item) {
-                    // SAFETY: the item is registered, and the lock held.
-                    let file = unsafe { (*item).file() }.clone();
-                    emptying.claims.push((item, file, queue));
+                if let Some(queue) = item.unhook() {
+                    let file = item.file().clone();
+                    emptying.claims.push((item.as_ptr(), file, queue));
                 }
             }
         }
@@ -55,9 +53,7 @@ impl Set {
     /// [`Scope`].
     fn remove_closed(&self, key: Key) {
         let mut left = None;
-        let mut inner = self.lock();
-        let removed = self.delete(&mut inner, key, &mut left);
-        drop(inner);
+        let removed = self.lock().delete(key, &mut left);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
         }
@@ -67,13 +63,15 @@ impl Set {
     }
 }
 
+/// An item that held a claim, its file, and the queue.
+type Claim = (NonNull<Item>, Held, NonNull<WaitQueue>);
+
 /// Empties a set that closes, to the end even if foreign code panics on the way: nothing may lead
 /// to the set when it is gone.
 struct Emptying<'a> {
     set: &'a Set,
-    /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
-    /// by now, if somebody calls `release` of a set that is open.
-    claims: SmallVec<[(*const Item, Held, NonNull<WaitQueue>); 1]>,
+    /// Another file may be in the item's slot by now, if somebody calls `release` of a set that is open.
+    claims: SmallVec<[Claim; 1]>,
     /// All slots before this one have been emptied.
     slot: u32,
 }
@@ -85,30 +83,25 @@ impl Emptying<'_> {
     fn run(&mut self) {
         let _scope = Scope::enter();
         loop {
-            let mut inner = self.set.lock();
-            let Some((item, next)) = inner.next_from(self.slot) else {
-                if inner.count() == 0 {
+            let mut locked = self.set.lock();
+            let Some((slot, item)) = locked.next_from(self.slot) else {
+                if locked.count() == 0 {
                     break;
                 }
                 self.slot = 0;
                 continue;
             };
-            self.slot = next;
-            // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
+            self.slot = slot + 1;
+            // The pass over the hooks has unhooked it, unless that was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
-            let claim = Set::unhook(&inner, item).or_else(|| {
-                // SAFETY: the item is registered, and the lock held.
-                let file = unsafe { (*item).file() };
-                self.claims
-                    .iter()
-                    .find(|(claimed, of, _)| {
-                        core::ptr::eq(*claimed, item) && FileId::of(of) == FileId::of(file)
-                    })
-                    .map(|&(_, _, queue)| queue)
-            });
+            let file = FileId::of(item.file());
+            let mut claims = self.claims.iter();
+            let known = claims
+                .find(|(claimed, of, _)| *claimed == item.as_ptr() && FileId::of(of) == file)
+                .map(|&(_, _, queue)| queue);
             let mut left = None;
-            self.set.forget(&mut inner, item, claim, &mut left);
-            drop(inner);
+            locked.forget(slot, known, &mut left);
+            drop(locked);
             if let Some(left) = left {
                 left.finish();
             }
@@ -129,13 +122,10 @@ pub(super) fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
     loop {
         let (set, fd) = {
             let watchers = watchers.lock();
-            let Some(link) = watchers.iter().next() else {
+            let Some(item) = Registered::among(&watchers).next() else {
                 return;
             };
-            let item = item_of(link);
-            // SAFETY: the item is linked and the watcher list locked: it is registered, so its
-            // set has not finished closing and can be pinned.
-            unsafe { ((*item).pin_set(), (*item).fd()) }
+            (item.pin_set(), item.fd())
         };
         set.object().remove_closed((identity, fd));
         // Dropping the pin may free the set: all its locks are free.
