@@ -12,14 +12,15 @@
 //! last check and a nap has that nap go to what has the fd then.
 
 use std::ffi::{c_int, c_short};
+use std::ptr::{from_ref, null};
 
-use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
 use crate::next::CLibrary;
 use crate::raw::{self, NO_TIME, kernel};
-use crate::sets;
+use crate::sets::{self, Visitor};
 use crate::settings;
 use crate::shared;
 use crate::wait::{Events, NEVER, Sleeper, is_fine, to_timespec};
@@ -42,12 +43,18 @@ fn is_listener(fd: c_int) -> bool {
 }
 
 /// The program's call, which can be made again.
-pub(crate) trait Call {
+trait Call {
     /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
 
-    /// Calls `watch` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
-    fn each(&self, watch: &mut dyn FnMut(pollfd));
+    /// Makes the call, which waits for `limit` at most.
+    fn make_for(&self, limit: u64, mask: *const sigset_t) -> c_int {
+        let time = (limit != NEVER).then(|| to_timespec(limit));
+        self.make(time.as_ref().map_or(null(), from_ref), mask)
+    }
+
+    /// Calls `visitor` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
+    fn each(&self, visitor: &mut Visitor<'_>);
 
     /// Returns whether the call holds a listening socket of which `events` has POLLIN, and takes note of all fds. To be called
     /// after `make`.
@@ -64,37 +71,24 @@ pub(crate) trait Call {
 }
 
 /// A call of `poll` or `ppoll`.
-pub(crate) struct Poll {
+struct Poll {
     list: *mut pollfd,
     count: nfds_t,
 }
 
-impl Poll {
-    /// # Safety
-    /// The list must be valid for the kernel as long as the call lives, or the kernel must refuse it.
-    pub(crate) unsafe fn new(list: *mut pollfd, count: nfds_t) -> Self {
-        Poll { list, count }
-    }
-
-    /// Returns the entries; none if they are too many to look at. To be called after the kernel has read them.
-    fn entries(&self) -> &[pollfd] {
-        match usize::try_from(self.count) {
-            // SAFETY: by the contracts of `new` and of this function the list has as many entries.
-            Ok(count @ 1..=LONGEST_LIST) => unsafe { std::slice::from_raw_parts(self.list, count) },
-            _ => &[],
-        }
-    }
-}
-
 impl Call for Poll {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
-        // SAFETY: the contract of `new`; the kernel checks the rest.
+        // SAFETY: the contract of `poll`; the kernel checks the rest.
         unsafe { CLibrary::ppoll(self.list, self.count, time, mask) }
     }
 
-    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
-        let entries = self.entries().iter().copied();
-        entries.filter(|entry| entry.fd >= 0).for_each(watch);
+    fn each(&self, visitor: &mut Visitor<'_>) {
+        if let Ok(count @ 1..=LONGEST_LIST) = usize::try_from(self.count) {
+            // SAFETY: the kernel has read as many entries.
+            let entries = unsafe { std::slice::from_raw_parts(self.list, count) };
+            let entries = entries.iter().copied();
+            entries.filter(|entry| entry.fd >= 0).for_each(visitor);
+        }
     }
 
     fn undo(&self) {}
@@ -133,38 +127,30 @@ impl Select {
         !read.is_null() && !is_ordinary()
     }
 
-    /// Saves the sets. Returns `None` if they are too long, one cannot be read or has bits beyond the process's table of fds, or
-    /// none of the fds to read is a listening socket.
+    /// Saves the sets. Returns whether the library has a part in the call. It has none if the sets are too long, one cannot be
+    /// read or has bits beyond the process's table of fds, or none of the fds to read is a listening socket.
     ///
     /// # Safety
-    /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
-    pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        let words = usize::try_from(count).ok()?.div_ceil(WORD);
+    /// The contract of `select`.
+    unsafe fn save(&mut self) -> bool {
+        let words = usize::try_from(self.count).map_or(0, |count| count.div_ceil(WORD));
         if !(1..=LAST_SELECTED / WORD).contains(&words) {
-            return None;
+            return false;
         }
         // The kernel refuses other ones.
         let is_readable = |set: &*mut fd_set| {
             set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
         };
-        let [read, others @ ..] = &sets;
+        let [read, others @ ..] = &self.sets;
         if !is_readable(read)
             // SAFETY: the set can be read.
             || !(0..words).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
             || !others.iter().all(is_readable)
         {
-            return None;
+            return false;
         }
-        let mut call = Select {
-            count,
-            sets,
-            saved: [[0; LAST_SELECTED / WORD]; 3],
-        };
-        for (set, saved) in sets
-            .iter()
-            .zip(&mut call.saved)
-            .filter(|(set, _)| !set.is_null())
-        {
+        let sets = self.sets.iter().zip(&mut self.saved);
+        for (set, saved) in sets.filter(|(set, _)| !set.is_null()) {
             for (index, saved) in saved[..words].iter_mut().enumerate() {
                 // SAFETY: the set can be read.
                 *saved = unsafe { word(*set, index) };
@@ -176,21 +162,21 @@ impl Select {
         let are_fds = |(index, &word): (usize, &u64)| {
             word == 0 || is_open(index * WORD + word.trailing_zeros() as usize)
         };
-        let mut saved = call.saved.iter();
-        let are_fds = saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds));
-        // Now, so that all fds are known, also if one is always ready.
-        (are_fds && call.has_listener(|entry| entry.events)).then_some(call)
+        let mut saved = self.saved.iter();
+        saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds))
+            // Now, so that all fds are known, also if one is always ready.
+            && self.has_listener(|entry| entry.events)
     }
 }
 
 impl Call for Select {
     fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
         let [read, write, except] = self.sets;
-        // SAFETY: the contract of `new`; the kernel checks the rest.
+        // SAFETY: the contract of `select`; the kernel checks the rest.
         unsafe { CLibrary::pselect(self.count, read, write, except, time, mask) }
     }
 
-    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
+    fn each(&self, visitor: &mut Visitor<'_>) {
         for fd in 0..self.count {
             let (index, bit) = (fd as usize / WORD, fd as usize % WORD);
             let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
@@ -198,9 +184,9 @@ impl Call for Select {
             let asked = asked.filter(|(_, saved)| saved[index] >> bit & 1 != 0);
             let events = asked.fold(0, |events, (event, _)| events | event);
             if events != 0 {
-                // SAFETY: the contract of `new`; the set that is read is not null.
+                // SAFETY: the contract of `select`; the set that is read is not null.
                 let is_ready = unsafe { word(self.sets[0], index) } >> bit & 1 != 0;
-                watch(pollfd {
+                visitor(pollfd {
                     fd,
                     events,
                     revents: if is_ready { libc::POLLIN } else { 0 },
@@ -213,52 +199,89 @@ impl Call for Select {
         for (set, saved) in self.sets.iter().zip(&self.saved) {
             let asked = saved.iter().enumerate().filter(|(_, word)| **word != 0);
             for (index, word) in asked {
-                // SAFETY: `new` has read the word from the set, and the kernel has just written it.
+                // SAFETY: `save` has read the word from the set, and the kernel has just written it.
                 unsafe { set.cast::<u64>().add(index).write_unaligned(*word) };
             }
         }
     }
 }
 
-/// Makes a call with a time to wait. Returns `None` if the library has no part in it: then it is as it was.
+/// `poll(2)` and `ppoll(2)` for `limit` at most. `mask` is null for the thread's own mask. A function of its own leaves the registers
+/// of the exported function alone.
+///
+/// # Safety
+/// That of `ppoll`.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn poll(
+    list: *mut pollfd,
+    count: nfds_t,
+    limit: u64,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { wait(&Poll { list, count }, limit, mask) }
+}
+
+/// `select(2)` and `pselect(2)` with an fd of which something may be remembered: `Select::is_special` has returned true. Stores in
+/// `left` the time that is left.
+///
+/// # Safety
+/// That of `pselect`.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn select(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limit: u64,
+    mask: *const sigset_t,
+    left: Option<&mut timeval>,
+) -> c_int {
+    let saved = [[0; LAST_SELECTED / WORD]; 3];
+    let mut call = Select { count, sets, saved };
+    // SAFETY: the caller's contract.
+    if !unsafe { call.save() } {
+        let [read, write, except] = sets;
+        return match left {
+            // SAFETY: the caller's contract.
+            Some(time) => unsafe { CLibrary::select(count, read, write, except, time) },
+            None => call.make_for(limit, mask),
+        };
+    }
+    let end = raw::now().saturating_add(limit);
+    // SAFETY: the caller's contract.
+    let result = unsafe { wait(&call, limit, mask) };
+    if let Some(time) = left {
+        let left = to_timespec(end.saturating_sub(raw::now()));
+        time.tv_sec = left.tv_sec;
+        time.tv_usec = left.tv_nsec / 1000;
+    }
+    result
+}
+
+/// Makes a call that waits for `limit` at most.
 ///
 /// # Safety
 /// `mask` must be null or a live signal mask.
-#[cold]
-#[inline(never)]
-pub(crate) unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) -> Option<c_int> {
+unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
     // The kernel refuses memory that it cannot read or write. Without this look the library would crash there.
-    let ready = call.make(&raw const NO_TIME, std::ptr::null());
+    let ready = call.make(&raw const NO_TIME, null());
     if ready != 0 {
-        return Some(ready);
+        return ready;
     }
     call.undo();
-    let now = raw::now();
-    let end = now.saturating_add(limit);
-    if !call.has_listener(|entry| entry.events) {
-        return None;
+    if call.has_listener(|entry| entry.events)
+        && !settings::is_observing()
+        && let Some(sleeper) = open(call)
+    {
+        // SAFETY: the caller's contract.
+        return sleeper.run(&|| unsafe { sleep(&sleeper, call, limit, mask) });
     }
-    if settings::is_observing() {
-        let ready = make_until(call, end, mask);
-        if ready > 0 && call.has_listener(|entry| entry.revents) {
-            shared::count_wakeup();
-        }
-        return Some(ready);
+    let ready = call.make_for(limit, mask);
+    if ready > 0 && settings::is_observing() && call.has_listener(|entry| entry.revents) {
+        shared::count_wakeup();
     }
-    let sleeper = open(call)?;
-    // SAFETY: the caller's contract.
-    Some(sleeper.run(&|| unsafe { sleep(&sleeper, call, now, end, mask) }))
-}
-
-/// Makes a call that waits until a time, in the kernel.
-fn make_until(call: &dyn Call, end: u64, mask: *const sigset_t) -> c_int {
-    let time = to_timespec(end.saturating_sub(raw::now()));
-    let time = if end == NEVER {
-        std::ptr::null()
-    } else {
-        &raw const time
-    };
-    call.make(time, mask)
+    ready
 }
 
 /// Opens a private set for a call; `None` if the call is the kernel's.
@@ -267,22 +290,14 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
         // A child by a raw `clone`: a thread of its parent may have held the lock.
         return None;
     }
-    const UNUSED: pollfd = pollfd {
-        fd: -1,
-        events: 0,
-        revents: 0,
-    };
-    let (mut entries, mut count) = ([UNUSED; MOST], 0);
-    call.each(&mut |entry| {
-        if let Some(place) = entries.get_mut(count) {
-            *place = entry;
-        }
-        count += 1;
-    });
-    let entries = entries.get(..count)?;
+    let mut count = 0;
+    call.each(&mut |_| count += 1);
+    if count > MOST {
+        return None;
+    }
     // A signal that comes from here on is delivered within the sleep, and ends it.
     let locked = lock::lock();
-    let set = sets::open(&locked, entries)?;
+    let set = sets::open(&locked, |add| call.each(add))?;
     Some(Sleeper::new(set, locked))
 }
 
@@ -290,20 +305,16 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
 ///
 /// # Safety
 /// That of `wait`, within `Sleeper::run`.
-unsafe fn sleep(
-    sleeper: &Sleeper,
-    call: &dyn Call,
-    mut now: u64,
-    end: u64,
-    mask: *const sigset_t,
-) -> c_int {
+unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
     const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
     let mut buffer = [NOTHING; EVENTS];
     let events = Events {
         start: buffer.as_mut_ptr(),
         capacity: EVENTS as c_int,
-        is_fine: end != NEVER && is_fine(end - now),
+        is_fine: is_fine(limit),
     };
+    let mut now = raw::now();
+    let end = now.saturating_add(limit);
     loop {
         // SAFETY: the caller's contract, and the buffer has room for as many.
         let count = unsafe { sleeper.sleep(&events, now, end, mask) };
@@ -315,7 +326,7 @@ unsafe fn sleep(
             break;
         };
         let are_listeners = sleeper.set.harvest(&mut buffer[..count]);
-        let ready = call.make(&raw const NO_TIME, std::ptr::null());
+        let ready = call.make(&raw const NO_TIME, null());
         if ready != 0 || count == 0 {
             return ready;
         }
@@ -331,5 +342,5 @@ unsafe fn sleep(
         }
         now = raw::now();
     }
-    make_until(call, end, sleeper.mask(mask))
+    call.make_for(end.saturating_sub(raw::now()), sleeper.mask(mask))
 }

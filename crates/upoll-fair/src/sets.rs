@@ -479,8 +479,11 @@ fn claim(_: &Locked, epfd: c_int, is_private: bool) -> Option<&'static Set> {
     Some(set)
 }
 
-/// Opens a private set that holds `entries`, each with its index for data. Returns `None` if it cannot stand in for `poll`.
-pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> {
+/// Takes one entry of a `poll`, or what stands for one in a `select`.
+pub(crate) type Visitor<'a> = dyn FnMut(pollfd) + 'a;
+
+/// Opens a private set for the entries that `visit` passes on. Returns `None` if it cannot stand in for `poll`.
+pub(crate) fn open(locked: &Locked, visit: impl FnOnce(&mut Visitor<'_>)) -> Option<&'static Set> {
     let mut epfd = opened(locked, kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC))?;
     if epfd < FIRST_PRIVATE {
         let high = kernel!(SYS_fcntl, epfd, libc::F_DUPFD_CLOEXEC, FIRST_PRIVATE);
@@ -493,24 +496,22 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
         close_opened(epfd);
         return None;
     };
-    let mut are_all_added = true;
-    for (index, entry) in entries.iter().enumerate() {
+    let (mut are_all_added, mut index) = (true, 0);
+    visit(&mut |entry| {
         // POLLNVAL is never asked for; the other bits mean the same in both.
         let events = u32::from((entry.events & !libc::POLLNVAL).cast_unsigned());
-        let mut event = epoll_event {
-            events,
-            u64: index as u64,
-        };
+        let mut event = epoll_event { events, u64: index };
+        index += 1;
         if entry.events & libc::POLLOUT == 0 && events & IN != 0 && fds::kind(entry.fd) == LISTENER
         {
             event.events = IN;
             if let Some(member) = set.remember(entry.fd, event) {
                 member.state.store(LOST, Ordering::Relaxed);
-                continue;
+                return;
             }
         }
         are_all_added &= register(epfd, entry.fd, &event) >= 0;
-    }
+    });
     set.register(locked, false);
     if !are_all_added || set.key.load(Ordering::Relaxed) == 0 || set.has_lost() {
         set.close(locked);
