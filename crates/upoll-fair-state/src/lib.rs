@@ -1,5 +1,5 @@
-//! The memory that the processes of one run of `libupoll_fair` share: the workers that look after sleeping ones, and
-//! the counts of each worker.
+//! What `upoll` and `libupoll_fair` agree on: the names of the policies, and the memory that the processes of one run share.
+//! It holds the workers that look after sleeping ones, and the counts of each worker.
 //!
 //! The library maps a file of this layout. `upoll` reads the file for counts while the run goes on.
 
@@ -9,6 +9,41 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The policy of a run that names none: a number of wakeups. `docs/fair.md` has the figures that it was chosen by.
 pub const DEFAULT_POLICY: &str = "8";
+
+/// The time at which a worker that has taken a wakeup goes to the end of the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// After each so many wakeups.
+    Every(u32),
+    /// After each wakeup, if another worker is asleep.
+    Adaptive,
+    /// Never: the kernel's order for `EPOLLEXCLUSIVE`.
+    Exclusive,
+    /// Every worker is woken, as without the library, which only counts.
+    Observe,
+}
+
+impl Policy {
+    /// Returns the policy of a name, or of a number of wakeups above 0.
+    pub fn parse(text: &str) -> Option<Policy> {
+        match text {
+            "every" => Some(Policy::Every(1)),
+            "adaptive" => Some(Policy::Adaptive),
+            "exclusive" => Some(Policy::Exclusive),
+            "observe" => Some(Policy::Observe),
+            _ => match text.parse() {
+                Ok(wakeups @ 1..) => Some(Policy::Every(wakeups)),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy::parse(DEFAULT_POLICY).expect("it is the name of a policy")
+    }
+}
 
 const WORKERS: usize = 1024;
 const GROUPS: usize = 64;
@@ -313,6 +348,16 @@ mod tests {
     use super::*;
 
     const WORDS: usize = size_of::<State>() / size_of::<u64>();
+
+    #[test]
+    fn a_policy_has_a_name_or_is_a_number_of_wakeups() {
+        assert_eq!(Policy::default(), Policy::Every(8));
+        assert_eq!(Policy::parse("every"), Some(Policy::Every(1)));
+        assert_eq!(Policy::parse("adaptive"), Some(Policy::Adaptive));
+        for text in ["", "0", "-1", "4294967296", "8 ", "Every"] {
+            assert_eq!(Policy::parse(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn the_file_holds_what_the_state_returns() {
