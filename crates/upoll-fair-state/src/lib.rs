@@ -122,11 +122,11 @@ impl State {
         })
     }
 
-    /// Returns the place of a thread: its own if it has one, as after an exec, else the first free one. `WORKERS` if there
-    /// is none.
-    pub fn take_place(&self, process: u32, thread: u32) -> usize {
+    /// Returns the counters of a thread: its own if it has some, as after an exec, else the first free ones. `None` if there
+    /// are none.
+    pub fn worker(&self, process: u32, thread: u32) -> Option<&Worker> {
         let id = u64::from(process) << 32 | u64::from(thread);
-        let place = self.workers.iter().position(|worker| {
+        self.workers.iter().find(|worker| {
             let found = worker.id.load(Ordering::Relaxed);
             found == id
                 || found == 0
@@ -134,13 +134,7 @@ impl State {
                         .id
                         .compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed)
                         .is_ok()
-        });
-        place.unwrap_or(WORKERS)
-    }
-
-    /// Returns the counters at a place.
-    pub fn worker(&self, place: usize) -> Option<&Worker> {
-        self.workers.get(place)
+        })
     }
 
     /// Returns what has been counted so far.
@@ -365,8 +359,7 @@ mod tests {
         // SAFETY: a state consists of atomics in as many words; zeros are one, and it lives as long as the memory.
         let state = unsafe { &*memory.as_ptr().cast::<State>() };
         for thread in [7, 8] {
-            let place = state.take_place(5, thread);
-            let worker = state.worker(place).expect("there is room");
+            let worker = state.worker(5, thread).expect("there is room");
             worker
                 .wakeups
                 .store(u64::from(thread) * 10, Ordering::Relaxed);
@@ -423,9 +416,20 @@ mod tests {
         let memory = [const { AtomicU64::new(0) }; WORDS];
         // SAFETY: as above.
         let state = unsafe { &*memory.as_ptr().cast::<State>() };
-        assert_eq!(state.take_place(5, 5), 0);
-        assert_eq!(state.take_place(5, 6), 1);
-        assert_eq!(state.take_place(5, 5), 0);
+        let place = |thread| state.worker(5, thread).map(std::ptr::from_ref);
+        assert_eq!(place(5), place(5));
+        assert_ne!(place(5), place(6));
+    }
+
+    #[test]
+    fn a_thread_without_a_place_is_not_counted() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: as above.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        for thread in (1..).take(WORKERS) {
+            assert!(state.worker(5, thread).is_some());
+        }
+        assert!(state.worker(6, 1).is_none());
     }
 
     #[test]

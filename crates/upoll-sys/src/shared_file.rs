@@ -41,6 +41,14 @@ impl Identity {
         }
     }
 
+    /// Returns the identity of the file that an fd is open for.
+    ///
+    /// # Errors
+    /// The error number of `fstat(2)`.
+    pub fn of_fd(fd: usize) -> Result<Self, i32> {
+        status(fd).map(|found| Identity::of(&found))
+    }
+
     fn of(found: &libc::stat) -> Self {
         Identity(found.st_dev, found.st_ino)
     }
@@ -74,12 +82,16 @@ pub fn map(path: &CStr, size: usize) -> Result<SharedFile, i32> {
     mapped
 }
 
-fn check(file: usize, size: usize) -> Result<Identity, i32> {
+fn status(file: usize) -> Result<libc::stat, i32> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: there is room for the result.
     unsafe { syscall!(SYS_fstat, file, found.as_mut_ptr()) }?;
     // SAFETY: the call has succeeded, so it has filled the result.
-    let found = unsafe { found.assume_init() };
+    Ok(unsafe { found.assume_init() })
+}
+
+fn check(file: usize, size: usize) -> Result<Identity, i32> {
+    let found = status(file)?;
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall!(SYS_geteuid) }?;
     let is_regular = found.st_mode & libc::S_IFMT == libc::S_IFREG;
