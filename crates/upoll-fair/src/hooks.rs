@@ -9,7 +9,7 @@ use std::ptr::null;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
 use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
-use crate::next::{CLibrary, Next, c_library};
+use crate::next::{CLibrary, c_library};
 use crate::polls::{self, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
@@ -247,12 +247,12 @@ pub extern "C-unwind" fn closefrom(first: c_int) {
     if fds::has_listener() {
         sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
     }
-    static NEXT: Next = Next::new(c"closefrom");
-    let address = NEXT.look_up();
-    if !address.is_null() {
+    // SAFETY: the name is a C string.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"closefrom".as_ptr()) };
+    if !next.is_null() {
         type Function = unsafe extern "C-unwind" fn(c_int);
         // SAFETY: this is the C library's function of that name, which has this type.
-        let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+        let function = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the program asked for it.
         return unsafe { function(first) };
     }
