@@ -286,17 +286,13 @@ unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
 
 /// Opens a private set for a call; `None` if the call is the kernel's.
 fn open(call: &dyn Call) -> Option<Sleeper> {
-    if !lock::is_owner() {
-        // A child by a raw `clone`: a thread of its parent may have held the lock.
-        return None;
-    }
     let mut count = 0;
     call.each(&mut |_| count += 1);
     if count > MOST {
         return None;
     }
     // A signal that comes from here on is delivered within the sleep, and ends it.
-    let locked = lock::lock();
+    let locked = lock::lock()?;
     let set = sets::open(&locked, |add| call.each(add))?;
     Some(Sleeper::new(set, locked))
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{
 use libc::{epoll_event, pollfd};
 
 use crate::fds::{self, FIRST_SET, LISTENER, OPENING, UNKNOWN};
-use crate::lock::{Locked, is_owner, lock};
+use crate::lock::{Locked, lock};
 use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
@@ -446,11 +446,13 @@ fn cookie(fd: c_int) -> u64 {
 }
 
 /// Takes note of a new epoll fd: what was known about the fd belonged to another file.
-pub(crate) fn created(epfd: c_int) -> c_int {
-    if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
-        forget_fd(&lock(), epfd);
+pub(crate) fn created(epfd: c_int) {
+    if epfd >= 0
+        && fds::kind(epfd) != UNKNOWN
+        && let Some(locked) = lock()
+    {
+        forget_fd(&locked, epfd);
     }
-    epfd
 }
 
 /// Forgets what is known about an fd that has just got another file.
@@ -546,10 +548,9 @@ pub(crate) unsafe fn control(
     event: *mut epoll_event,
 ) -> c_int {
     let straight = || kernel!(SYS_epoll_ctl, epfd, operation, fd, event);
-    if !is_owner() {
+    let Some(locked) = lock() else {
         return give(straight());
-    }
-    let locked = lock();
+    };
     if let Some(inner) = of_program(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
         if operation == libc::EPOLL_CTL_ADD {
@@ -665,21 +666,20 @@ fn forget_listener(_: &Locked, fd: c_int) {
 /// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
 #[cold]
 pub(crate) fn polled(epfd: c_int) {
-    if find(epfd).is_some() && is_owner() {
-        let locked = lock();
-        if let Some(set) = at(epfd) {
-            set.leave_alone(&locked);
-        }
+    if find(epfd).is_some()
+        && let Some(locked) = lock()
+        && let Some(set) = at(epfd)
+    {
+        set.leave_alone(&locked);
     }
 }
 
 /// Takes note that an fd with something to remember is about to be closed.
 #[cold]
 pub(crate) fn closing(fd: c_int) {
-    if !is_owner() {
+    let Some(locked) = lock() else {
         return;
-    }
-    let locked = lock();
+    };
     if let Some(set) = at(fd) {
         // The set may have other fds, and these keep the kernel's behaviour. A private one has none.
         if !set.is_private() {
@@ -727,8 +727,7 @@ pub(crate) fn closing_range(first: u32, last: u32) {
 /// sleep in it, and its fd get another file in this one: sets so far keep the kernel's behaviour.
 #[cold]
 pub(crate) fn unsharing() {
-    if is_owner() {
-        let locked = lock();
+    if let Some(locked) = lock() {
         let open = sets().filter(|set| set.epfd() != NONE && !set.is_private());
         open.for_each(|set| set.leave_alone(&locked));
     }

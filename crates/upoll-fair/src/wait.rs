@@ -193,7 +193,7 @@ impl Sleeper {
 
     /// Returns what `change` does with the table locked; `None` if the set is closed.
     fn locked<T>(&self, change: impl FnOnce(&Locked) -> T) -> Option<T> {
-        let locked = lock::lock();
+        let locked = lock::lock()?;
         let is_open = self.set.closes() == self.closes;
         let result = is_open.then(|| change(&locked));
         locked.unlock_for_nap(self.signals);
@@ -205,12 +205,12 @@ impl Sleeper {
 extern "C" fn end_sleep(sleeper: *mut c_void) {
     // SAFETY: `run` registered its own live sleeper.
     let sleeper = unsafe { &*sleeper.cast::<Sleeper>() };
-    // A signal handler may have forked in a nap, by a raw `clone` while a thread held the lock.
-    if sleeper.set.is_private() && lock::is_owner() {
-        let locked = lock::lock();
-        if sleeper.set.closes() == sleeper.closes {
-            sleeper.set.close(&locked);
-        }
+    // A signal handler may have forked in a nap, by a raw `clone`.
+    if sleeper.set.is_private()
+        && let Some(locked) = lock::lock()
+        && sleeper.set.closes() == sleeper.closes
+    {
+        sleeper.set.close(&locked);
     }
     raw::restore_signals(sleeper.signals);
 }
@@ -260,10 +260,7 @@ pub(crate) unsafe fn wait(
     // SAFETY: the caller's contract.
     let take = || unsafe { CLibrary::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
-        lock::is_owner() && {
-            let locked = lock::lock();
-            set.is_at(epfd, &locked) && set.rescue(&locked, now)
-        }
+        lock::lock().is_some_and(|locked| set.is_at(epfd, &locked) && set.rescue(&locked, now))
     };
     // Also if other events keep the thread from ever sleeping.
     if set.has_lost() {
@@ -295,11 +292,7 @@ pub(crate) unsafe fn wait(
 
 /// Goes to the end of the line if it is time. Returns `None` if the sleep is the kernel's.
 fn fall_asleep(set: &'static Set, epfd: c_int) -> Option<Sleeper> {
-    if !lock::is_owner() {
-        // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
-        return None;
-    }
-    let locked = lock::lock();
+    let locked = lock::lock()?;
     // Another thread may just have closed it.
     if !set.is_at(epfd, &locked) {
         return None;
