@@ -24,7 +24,7 @@ pub(crate) fn lock() -> Option<Locked> {
     if !is_owner() {
         return None;
     }
-    let signals = raw::block_signals();
+    let signals = raw::set_mask(raw::PROGRAMS);
     let mut backoff = Backoff::new();
     while LOCK.swap(true, Ordering::Acquire) {
         backoff.wait();
@@ -45,7 +45,7 @@ impl Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         LOCK.store(false, Ordering::Release);
-        raw::restore_signals(self.signals);
+        raw::set_mask(self.signals);
     }
 }
 

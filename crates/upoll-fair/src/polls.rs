@@ -67,7 +67,7 @@ trait Call {
     }
 
     /// Undoes what the last `make` wrote, which returned 0.
-    fn undo(&self);
+    fn undo(&self) {}
 }
 
 /// A call of `poll` or `ppoll`.
@@ -90,8 +90,6 @@ impl Call for Poll {
             entries.filter(|entry| entry.fd >= 0).for_each(visitor);
         }
     }
-
-    fn undo(&self) {}
 }
 
 type Words = [u64; LAST_SELECTED / WORD];
@@ -302,8 +300,7 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
 /// # Safety
 /// That of `wait`, within `Sleeper::run`.
 unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
-    const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
-    let mut buffer = [NOTHING; EVENTS];
+    let mut buffer = [epoll_event { events: 0, u64: 0 }; EVENTS];
     let events = Events {
         start: buffer.as_mut_ptr(),
         capacity: EVENTS as c_int,
@@ -333,7 +330,8 @@ unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: *const sig
         }
         // Another worker was quicker.
         shared::count_accept(false);
-        if !sleeper.go_last(settings::takes_turns()) {
+        let register = |locked: &_| sleeper.set.register(locked, settings::takes_turns());
+        if sleeper.locked(register).is_none() {
             break;
         }
         now = raw::now();

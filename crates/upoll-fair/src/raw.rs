@@ -40,25 +40,20 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Blocks the program's signals for the thread and returns the mask that held before.
-pub(crate) fn block_signals() -> u64 {
-    signals::change(libc::SIG_SETMASK, !signals::OF_THE_C_LIBRARY)
-}
+/// The program's signals.
+pub(crate) const PROGRAMS: u64 = !signals::OF_THE_C_LIBRARY;
 
 /// The signals that do nothing unless the program asks for more.
 const IGNORED_BY_DEFAULT: [c_int; 4] = [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
 
-/// Unblocks, of the signals that `block_signals` blocked and `before` does not hold, those that the program ignores by
-/// default or by `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that
+/// Unblocks, of the program's signals, those that `before` does not hold and that the program ignores by default or by `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that
 /// unblocks it.
 pub(crate) fn let_ignored_signals_pass(before: u64) {
     let blocked = IGNORED_BY_DEFAULT
         .into_iter()
         .filter(|&signal| is_ignored(signal))
-        .fold(!signals::OF_THE_C_LIBRARY, |mask, signal| {
-            mask & !signals::bit(signal)
-        });
-    signals::change(libc::SIG_SETMASK, blocked | before);
+        .fold(PROGRAMS, |mask, signal| mask & !signals::bit(signal));
+    set_mask(blocked | before);
 }
 
 /// Returns whether the program ignores a signal that is ignored by default.
@@ -68,8 +63,9 @@ fn is_ignored(signal: c_int) -> bool {
     matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN)
 }
 
-pub(crate) fn restore_signals(mask: u64) {
-    signals::change(libc::SIG_SETMASK, mask);
+/// Sets the thread's signal mask and returns the one before.
+pub(crate) fn set_mask(mask: u64) -> u64 {
+    signals::change(libc::SIG_SETMASK, mask)
 }
 
 pub(crate) static NO_TIME: libc::timespec = libc::timespec {
@@ -129,13 +125,13 @@ pub(crate) fn is_readable(start: usize, size: usize) -> bool {
         })
 }
 
-/// Returns a socket option that has the type `T`, or the negative error number.
-pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
+/// Returns a socket option that has the type `T`, or the error number.
+pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, c_int> {
     let mut value = T::default();
     let mut size = size_of::<T>();
     let (place, size) = (&raw mut value, &raw mut size);
     let result = kernel!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, place, size);
-    if result < 0 { Err(result) } else { Ok(value) }
+    upoll_sys::result(result).map(|_| value)
 }
 
 /// Returns which of `events` an fd is ready for.

@@ -327,7 +327,9 @@ impl Set {
         }
         if changed {
             let exclusive = self.members().filter(|member| member.is_exclusive());
-            let cookies = exclusive.map(|member| cookie(member.fd.load()));
+            // The kernel's unique number of a socket.
+            let cookie = |member: &Member| raw::socket_option(member.fd.load(), libc::SO_COOKIE);
+            let cookies = exclusive.map(|member| cookie(member).unwrap_or(1));
             self.key.store(cookies.fold(0, u64::wrapping_add));
         }
     }
@@ -343,15 +345,20 @@ impl Set {
                 .is_none_or(|group| group.is_to_look(looked, now))
     }
 
-    /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.
+    /// Registers members again whose socket is ready, as no worker accepted in time, and lost ones. Returns whether there are any,
+    /// and counts a rescue then.
     pub(crate) fn rescue(&self, _: &Locked, now: u64) -> bool {
         self.looked.store(now);
         let late = self.members().filter(|member| {
             let is_checked = member.is_exclusive() && member.can_rotate();
             member.is_lost() || is_checked && raw::readiness(member.fd.load(), IN) != 0
         });
-        let found = late.filter(|member| member.register_again(self.epfd(), true) >= 0);
-        found.count() > 0
+        let late = late.filter(|member| member.register_again(self.epfd(), true) >= 0);
+        let is_found = late.count() > 0;
+        if is_found {
+            shared::count(|worker| &worker.rescues);
+        }
+        is_found
     }
 
     /// Takes note of the wakeups among `events`, which the kernel returned, and completes them. Returns whether all of them
@@ -398,11 +405,8 @@ impl Set {
 
     /// Records a listening socket. Returns whether there is a place for it.
     fn remember(&self, fd: c_int, event: epoll_event, state: State) -> bool {
-        let free = || {
-            self.members
-                .iter()
-                .find(|member| member.state.load() == State::Free)
-        };
+        let mut places = self.members.iter();
+        let free = || places.find(|member| member.state.load() == State::Free);
         let place = self.member(fd).or_else(free);
         if let Some(member) = place {
             member.fd.store(fd);
@@ -433,11 +437,6 @@ fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
     kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event)
 }
 
-/// Returns the kernel's unique number of a socket.
-fn cookie(fd: c_int) -> u64 {
-    raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
-}
-
 /// Takes note of a new epoll fd: what was known about the fd belonged to another file.
 pub(crate) fn created(epfd: c_int) {
     if epfd >= 0
@@ -458,19 +457,17 @@ fn forget_fd(_: &Locked, fd: c_int) {
 
 /// Takes a free place of the table for the fd of a set; `None` if there is none, or no room for the fd in the table of kinds.
 fn claim(_: &Locked, epfd: c_int, kind: Kind) -> Option<&'static Set> {
-    let index = TABLE.iter().position(|set| set.kind.load() == Kind::Free)?;
-    fds::set_kind(epfd, FIRST_SET + u8::try_from(index).ok()?);
-    let set = &TABLE[index];
+    let mut places = TABLE.iter().enumerate();
+    let (index, set) = places.find(|(_, set)| set.kind.load() == Kind::Free)?;
+    let mark = FIRST_SET + u8::try_from(index).ok()?;
+    fds::set_kind(epfd, mark);
     USED.fetch_max(index + 1);
     set.wakeups.store(0);
     set.key.store(0);
     set.epfd.store(epfd);
-    set.kind.store(kind);
-    if at(epfd).is_none() {
-        set.forget();
-        return None;
-    }
-    Some(set)
+    let has_room = fds::kind(epfd) == mark;
+    set.kind.store(if has_room { kind } else { Kind::Free });
+    has_room.then_some(set)
 }
 
 /// Takes one entry of a `poll`, or what stands for one in a `select`.
@@ -564,10 +561,8 @@ pub(crate) unsafe fn control(
         }
         (libc::EPOLL_CTL_ADD, _) => {
             let result = straight();
-            if let Some((_, stale)) = known.filter(|_| result >= 0) {
-                stale.forget();
-            }
             if result >= 0 {
+                known.inspect(|(_, stale)| stale.forget());
                 // SAFETY: the kernel has just read it.
                 record(&locked, epfd, fd, unsafe { event.read_unaligned() });
             }
@@ -599,26 +594,24 @@ unsafe fn modify(
     straight: impl Fn() -> isize,
 ) -> isize {
     let result = straight();
-    let refused = -libc::EINVAL as isize;
-    let not_there = -libc::ENOENT as isize;
     let state = member.state.load();
-    match state {
-        // Refused as the program asked for it, or as what it asks for now is wrong in any case.
-        State::MadeExclusive if result == refused => {}
-        State::Lost if result == not_there => {}
-        _ => {
-            if result >= 0 {
-                // SAFETY: the kernel has just read it.
-                let event = unsafe { event.read_unaligned() };
-                member.record(event, state_of(event.events));
-            }
-            return result;
-        }
+    let is_refused = match state {
+        State::MadeExclusive => result == -libc::EINVAL as isize,
+        State::Lost => result == -libc::ENOENT as isize,
+        _ => false,
+    };
+    if result < 0 && !is_refused {
+        return result;
     }
     // SAFETY: the kernel reads it before it looks at anything else; otherwise the call failed with EFAULT.
     let event = unsafe { event.read_unaligned() };
+    if !is_refused {
+        member.record(event, state_of(event.events));
+        return result;
+    }
+    // A MOD may not ask for it in any case.
     if event.events & EXCLUSIVE != 0 {
-        return refused;
+        return result;
     }
     member.record(event, state);
     // The member is deleted by now. Without memory to add it, it stays lost until the next wait or look: a failure would leave
@@ -654,7 +647,7 @@ fn forget_listener(_: &Locked, fd: c_int) {
 pub(crate) fn polled(epfd: c_int) {
     if find(epfd).is_some()
         && let Some(locked) = lock()
-        && let Some(set) = at(epfd)
+        && let Some(set) = of_program(epfd)
     {
         set.leave_alone(&locked);
     }

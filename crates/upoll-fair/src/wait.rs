@@ -19,7 +19,7 @@ use crate::lock::{self, Locked};
 use crate::next::CLibrary;
 use crate::raw;
 use crate::sets::Set;
-use crate::shared::{self, Group};
+use crate::shared::Group;
 
 /// The limit of a wait that has none.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -57,14 +57,8 @@ pub(crate) fn to_timespec(nanos: u64) -> timespec {
     }
 }
 
-/// `struct _pthread_cleanup_buffer`
-#[repr(C)]
-struct Cleanup {
-    routine: usize,
-    argument: usize,
-    cancel_type: c_int,
-    previous: usize,
-}
+/// Memory for a `struct _pthread_cleanup_buffer`: three pointers and an `int`.
+type Cleanup = [usize; 4];
 
 unsafe extern "C" {
     fn _pthread_cleanup_push(
@@ -115,12 +109,7 @@ impl Sleeper {
     /// Returns what `body` does, which may sleep. Ends the sleep also if the thread is cancelled, or leaves a signal handler by
     /// `longjmp`. So `body` may have no destructors to run.
     pub(crate) fn run(&self, body: &dyn Fn() -> c_int) -> c_int {
-        let mut cleanup = Cleanup {
-            routine: 0,
-            argument: 0,
-            cancel_type: 0,
-            previous: 0,
-        };
+        let mut cleanup = Cleanup::default();
         let argument = (&raw const *self).cast_mut().cast();
         // SAFETY: the buffer and the argument live until the pop below, and the calls are a pair in one function.
         unsafe { _pthread_cleanup_push(&raw mut cleanup, end_sleep, argument) };
@@ -142,24 +131,26 @@ impl Sleeper {
         mask: *const sigset_t,
     ) -> c_int {
         let group = self.set.group();
-        let mut is_left_alone = false;
+        // SAFETY: the caller's contract.
+        let nap_for = |time| unsafe { nap_in(self.epfd, events, time, self.mask(mask)) };
         loop {
-            let (nap, place) = if is_left_alone {
-                // Nothing is to be looked after any more.
-                (NEVER, None)
-            } else {
-                Group::nap(group, now)
-            };
+            let (nap, place) = Group::nap(group, now);
             let left = end.saturating_sub(now);
-            // SAFETY: the caller's contract.
-            let count = unsafe { nap_in(self.epfd, events, left.min(nap), self.mask(mask)) };
+            let count = nap_for(left.min(nap));
             Group::leave(group, place);
             if count != 0 || left <= nap {
                 return count;
             }
             now = raw::now();
-            match self.look(now) {
-                Some(found) => is_left_alone = found,
+            let is_left_alone = self.locked(|locked| {
+                self.set.rescue(locked, now);
+                self.set.is_left_alone()
+            });
+            match is_left_alone {
+                Some(false) => {}
+                // Nothing is to be looked after any more.
+                Some(true) => return nap_for(end.saturating_sub(now)),
+                // The next nap would be in what has the fd now.
                 None => return raw::give(-libc::EBADF as isize),
             }
         }
@@ -174,25 +165,8 @@ impl Sleeper {
         }
     }
 
-    /// Looks for connections that no worker accepts. Returns whether the set is left alone; `None` if it is closed: the next
-    /// nap would be in what has the fd now.
-    fn look(&self, now: u64) -> Option<bool> {
-        self.locked(|locked| {
-            if self.set.rescue(locked, now) {
-                shared::count(|worker| &worker.rescues);
-            }
-            self.set.is_left_alone()
-        })
-    }
-
-    /// Goes to the end of the line if `is_due`. Returns whether the set is open.
-    pub(crate) fn go_last(&self, is_due: bool) -> bool {
-        self.locked(|locked| self.set.register(locked, is_due))
-            .is_some()
-    }
-
     /// Returns what `change` does with the table locked; `None` if the set is closed.
-    fn locked<T>(&self, change: impl FnOnce(&Locked) -> T) -> Option<T> {
+    pub(crate) fn locked<T>(&self, change: impl FnOnce(&Locked) -> T) -> Option<T> {
         let locked = lock::lock()?;
         let is_open = self.set.closes() == self.closes;
         let result = is_open.then(|| change(&locked));
@@ -212,7 +186,7 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
     {
         sleeper.set.close(&locked);
     }
-    raw::restore_signals(sleeper.signals);
+    raw::set_mask(sleeper.signals);
 }
 
 /// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel, or is
@@ -270,7 +244,6 @@ pub(crate) unsafe fn wait(
     if count == 0 {
         let now = raw::now();
         if set.has_to_look(now) && look(now) {
-            shared::count(|worker| &worker.rescues);
             count = take();
         }
         if count == 0 && limit != 0 {
