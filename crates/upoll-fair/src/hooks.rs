@@ -9,35 +9,12 @@ use std::ptr::null;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
 use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
-use crate::next::{CLibrary, c_library};
+use crate::next::{CLibrary, exports};
 use crate::polls::{self, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
 use crate::wait::{self, from_millis, from_timespec, from_timeval};
-
-/// Exports functions under the C library's names, and declares the C library's own. Where the body of one does not return, the
-/// C library's function is called with the same arguments. What follows `then` takes note of the result. The contract of each is
-/// that of the C library's: pointers are valid as far as the kernel or the C library reads them.
-macro_rules! exports {
-    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $before:block $(then $after:expr;)?)*) => {
-        c_library! {$(fn $name($($argument: $kind),*) -> $result;)*}
-        $(
-            #[doc = concat!("`", stringify!($name), "` of the C library.")]
-            ///
-            /// # Safety
-            /// That of the C library's.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-                $before
-                // SAFETY: the caller's contract.
-                let result = unsafe { CLibrary::$name($($argument),*) };
-                $($after(result);)?
-                result
-            }
-        )*
-    };
-}
 
 exports! {
     fn epoll_create(size: c_int) -> c_int {} then sets::created;

@@ -14,7 +14,7 @@
 use std::ffi::{c_int, c_short};
 use std::ptr::{from_ref, null};
 
-use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, timespec, timeval};
 
 use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
@@ -23,7 +23,7 @@ use crate::raw::{self, NO_TIME, kernel};
 use crate::sets::{self, Visitor};
 use crate::settings;
 use crate::shared;
-use crate::wait::{Events, NEVER, Sleeper, is_fine, to_timespec};
+use crate::wait::{Events, Mask, NEVER, Sleeper, is_fine, to_timespec};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
@@ -44,11 +44,11 @@ fn is_listener(fd: c_int) -> bool {
 
 /// The program's call, which can be made again.
 trait Call {
-    /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
+    /// Makes the call with a time to wait. Null stands for no limit.
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int;
 
     /// Makes the call, which waits for `limit` at most.
-    fn make_for(&self, limit: u64, mask: *const sigset_t) -> c_int {
+    fn make_for(&self, limit: u64, mask: Mask) -> c_int {
         let time = (limit != NEVER).then(|| to_timespec(limit));
         self.make(time.as_ref().map_or(null(), from_ref), mask)
     }
@@ -77,7 +77,7 @@ struct Poll {
 }
 
 impl Call for Poll {
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int {
         // SAFETY: the contract of `poll`; the kernel checks the rest.
         unsafe { CLibrary::ppoll(self.list, self.count, time, mask) }
     }
@@ -94,20 +94,11 @@ impl Call for Poll {
 
 type Words = [u64; LAST_SELECTED / WORD];
 
-/// Returns a word of a set.
-///
-/// # Safety
-/// It must be readable.
-#[inline]
-unsafe fn word(set: *const fd_set, index: usize) -> u64 {
-    // SAFETY: the caller's contract.
-    unsafe { set.cast::<u64>().add(index).read_unaligned() }
-}
-
 /// A call of `select` or `pselect`.
 pub(crate) struct Select {
     count: c_int,
-    sets: [*mut fd_set; 3],
+    /// The sets to read, to write and of exceptions, in words.
+    sets: [*mut u64; 3],
     saved: [Words; 3],
 }
 
@@ -120,7 +111,7 @@ impl Select {
             fds::are_in_first_word()
                 && raw::is_known_readable(read.addr(), size_of::<u64>())
                 // SAFETY: the word can be read.
-                && unsafe { word(read, 0) } & fds::remembered(0) == 0
+                && unsafe { read.cast::<u64>().read_unaligned() } & fds::remembered(0) == 0
         };
         !read.is_null() && !is_ordinary()
     }
@@ -135,24 +126,23 @@ impl Select {
         if !(1..=LAST_SELECTED / WORD).contains(&words) {
             return false;
         }
+        let size = words * size_of::<u64>();
         // The kernel refuses other ones.
-        let is_readable = |set: &*mut fd_set| {
-            set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
-        };
+        let is_readable = |set: &*mut u64| set.is_null() || raw::is_readable(set.addr(), size);
         let [read, others @ ..] = &self.sets;
-        if !is_readable(read)
-            // SAFETY: the set can be read.
-            || !(0..words).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
-            || !others.iter().all(is_readable)
-        {
+        let is_remembered = |index| {
+            // SAFETY: it is called if the set can be read.
+            let word = unsafe { read.add(index).read_unaligned() };
+            word & fds::remembered(index) != 0
+        };
+        if !is_readable(read) || !(0..words).any(is_remembered) || !others.iter().all(is_readable) {
             return false;
         }
         let sets = self.sets.iter().zip(&mut self.saved);
         for (set, saved) in sets.filter(|(set, _)| !set.is_null()) {
-            for (index, saved) in saved[..words].iter_mut().enumerate() {
-                // SAFETY: the set can be read.
-                *saved = unsafe { word(*set, index) };
-            }
+            let (set, saved) = (set.cast::<u8>(), saved.as_mut_ptr().cast());
+            // SAFETY: the set can be read, and there is room for as many words.
+            unsafe { set.copy_to_nonoverlapping(saved, size) };
         }
         // The kernel looks at no bits beyond the process's table of fds, which has room for a word or more. They may be another
         // variable.
@@ -168,8 +158,8 @@ impl Select {
 }
 
 impl Call for Select {
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
-        let [read, write, except] = self.sets;
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int {
+        let [read, write, except] = self.sets.map(|set| set.cast());
         // SAFETY: the contract of `select`; the kernel checks the rest.
         unsafe { CLibrary::pselect(self.count, read, write, except, time, mask) }
     }
@@ -183,7 +173,7 @@ impl Call for Select {
             let events = asked.fold(0, |events, (event, _)| events | event);
             if events != 0 {
                 // SAFETY: the contract of `select`; the set that is read is not null.
-                let is_ready = unsafe { word(self.sets[0], index) } >> bit & 1 != 0;
+                let is_ready = unsafe { self.sets[0].add(index).read_unaligned() } >> bit & 1 != 0;
                 visitor(pollfd {
                     fd,
                     events,
@@ -198,25 +188,19 @@ impl Call for Select {
             let asked = saved.iter().enumerate().filter(|(_, word)| **word != 0);
             for (index, word) in asked {
                 // SAFETY: `save` has read the word from the set, and the kernel has just written it.
-                unsafe { set.cast::<u64>().add(index).write_unaligned(*word) };
+                unsafe { set.add(index).write_unaligned(*word) };
             }
         }
     }
 }
 
-/// `poll(2)` and `ppoll(2)` for `limit` at most. `mask` is null for the thread's own mask. A function of its own leaves the registers
-/// of the exported function alone.
+/// `poll(2)` and `ppoll(2)` for `limit` at most. A function of its own leaves the registers of the exported function alone.
 ///
 /// # Safety
 /// That of `ppoll`.
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn poll(
-    list: *mut pollfd,
-    count: nfds_t,
-    limit: u64,
-    mask: *const sigset_t,
-) -> c_int {
+pub(crate) unsafe fn poll(list: *mut pollfd, count: nfds_t, limit: u64, mask: Mask) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { wait(&Poll { list, count }, limit, mask) }
 }
@@ -232,11 +216,14 @@ pub(crate) unsafe fn select(
     count: c_int,
     sets: [*mut fd_set; 3],
     limit: u64,
-    mask: *const sigset_t,
+    mask: Mask,
     left: Option<&mut timeval>,
 ) -> c_int {
-    let saved = [[0; LAST_SELECTED / WORD]; 3];
-    let mut call = Select { count, sets, saved };
+    let mut call = Select {
+        count,
+        sets: sets.map(|set| set.cast()),
+        saved: [[0; LAST_SELECTED / WORD]; 3],
+    };
     // SAFETY: the caller's contract.
     if !unsafe { call.save() } {
         let [read, write, except] = sets;
@@ -261,7 +248,7 @@ pub(crate) unsafe fn select(
 ///
 /// # Safety
 /// `mask` must be null or a live signal mask.
-unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
+unsafe fn wait(call: &dyn Call, limit: u64, mask: Mask) -> c_int {
     // The kernel refuses memory that it cannot read or write. Without this look the library would crash there.
     let ready = call.make(&raw const NO_TIME, null());
     if ready != 0 {
@@ -299,7 +286,7 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
 ///
 /// # Safety
 /// That of `wait`, within `Sleeper::run`.
-unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: *const sigset_t) -> c_int {
+unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: Mask) -> c_int {
     let mut buffer = [epoll_event { events: 0, u64: 0 }; EVENTS];
     let events = Events {
         start: buffer.as_mut_ptr(),

@@ -18,7 +18,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::atomic::AtomicCell;
-use libc::{epoll_event, pollfd};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event, pollfd};
 
 use crate::fds::{self, FIRST_SET, LISTENER, OPENING, UNKNOWN};
 use crate::lock::{Locked, lock};
@@ -37,10 +37,8 @@ const HUP: u32 = libc::EPOLLHUP as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The events that the kernel accepts beside `EPOLLEXCLUSIVE`.
-const ACCEPTED: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
-    | libc::EPOLLWAKEUP as u32
-    | EDGE
-    | EXCLUSIVE;
+const ACCEPTED: u32 = IN | HUP | EDGE | EXCLUSIVE | MORE_ACCEPTED;
+const MORE_ACCEPTED: u32 = (libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLWAKEUP) as u32;
 /// Events that a listening socket never reports, or only together with `EPOLLHUP`: the library adds them itself.
 const DISPENSABLE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
 
@@ -179,10 +177,8 @@ fn state_of(events: u32) -> State {
 
 impl Member {
     fn is_exclusive(&self) -> bool {
-        matches!(
-            self.state.load(),
-            State::MadeExclusive | State::AskedExclusive
-        )
+        let state = self.state.load();
+        state == State::MadeExclusive || state == State::AskedExclusive
     }
 
     fn is_lost(&self) -> bool {
@@ -231,7 +227,7 @@ impl Member {
     fn register_again(&self, epfd: c_int, is_exclusive: bool) -> isize {
         if !self.is_lost() {
             let fd = self.fd.load();
-            let result = kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_DEL, fd, 0);
+            let result = kernel!(SYS_epoll_ctl, epfd, EPOLL_CTL_DEL, fd, 0);
             if result < 0 {
                 // Another process, or another thread by a raw system call, closed or deleted it.
                 self.forget();
@@ -434,7 +430,7 @@ impl Set {
 }
 
 fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
-    kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event)
+    kernel!(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, event)
 }
 
 /// Takes note of a new epoll fd: what was known about the fd belonged to another file.
@@ -529,37 +525,32 @@ fn close_opened(fd: c_int) {
 /// # Safety
 /// That of `epoll_ctl`.
 #[cold]
-pub(crate) unsafe fn control(
-    epfd: c_int,
-    operation: c_int,
-    fd: c_int,
-    event: *mut epoll_event,
-) -> c_int {
-    let straight = || kernel!(SYS_epoll_ctl, epfd, operation, fd, event);
+pub(crate) unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let straight = || kernel!(SYS_epoll_ctl, epfd, op, fd, event);
     let Some(locked) = lock() else {
         return give(straight());
     };
     if let Some(inner) = of_program(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
-        if operation == libc::EPOLL_CTL_ADD {
+        if op == EPOLL_CTL_ADD {
             inner.leave_alone(&locked);
         }
         return give(straight());
     }
-    if operation == libc::EPOLL_CTL_ADD && !fds::is_listener(fd) {
+    if op == EPOLL_CTL_ADD && !fds::is_listener(fd) {
         forget_listener(&locked, fd);
         return give(straight());
     }
     let known = of_program(epfd)
         .and_then(|set| Some((set, set.member(fd)?)))
         .or_else(|| find_alias(epfd, fd));
-    let result = match (operation, known) {
-        (libc::EPOLL_CTL_ADD, Some((set, member)))
+    let result = match (op, known) {
+        (EPOLL_CTL_ADD, Some((set, member)))
             if member.is_lost() && member.add(set.epfd(), true) >= 0 =>
         {
             -libc::EEXIST as isize
         }
-        (libc::EPOLL_CTL_ADD, _) => {
+        (EPOLL_CTL_ADD, _) => {
             let result = straight();
             if result >= 0 {
                 known.inspect(|(_, stale)| stale.forget());
@@ -568,32 +559,24 @@ pub(crate) unsafe fn control(
             }
             result
         }
-        (libc::EPOLL_CTL_DEL, Some((_, member))) => {
+        (EPOLL_CTL_DEL, Some((_, member))) => {
             let result = if member.is_lost() { 0 } else { straight() };
             // After an error there is nothing to look after, either.
             member.forget();
             result
         }
-        // SAFETY: the caller's contract.
-        (libc::EPOLL_CTL_MOD, Some((set, member))) => unsafe {
-            modify(set, member, event, straight)
-        },
+        // SAFETY: the kernel has read the event, unless it has returned EFAULT.
+        (EPOLL_CTL_MOD, Some((set, member))) => unsafe { modify(set, member, event, straight()) },
         _ => straight(),
     };
     give(result)
 }
 
-/// `EPOLL_CTL_MOD` of a member. The kernel refuses it for an exclusive one.
+/// `EPOLL_CTL_MOD` of a member, for which the kernel has returned `result`. It refuses the call for an exclusive one.
 ///
 /// # Safety
-/// That of `epoll_ctl`, which is `straight`.
-unsafe fn modify(
-    set: &Set,
-    member: &Member,
-    event: *mut epoll_event,
-    straight: impl Fn() -> isize,
-) -> isize {
-    let result = straight();
+/// Unless the result is `EFAULT`, the kernel must have read the event.
+unsafe fn modify(set: &Set, member: &Member, event: *mut epoll_event, result: isize) -> isize {
     let state = member.state.load();
     let is_refused = match state {
         State::MadeExclusive => result == -libc::EINVAL as isize,
@@ -603,7 +586,7 @@ unsafe fn modify(
     if result < 0 && !is_refused {
         return result;
     }
-    // SAFETY: the kernel reads it before it looks at anything else; otherwise the call failed with EFAULT.
+    // SAFETY: the caller's contract.
     let event = unsafe { event.read_unaligned() };
     if !is_refused {
         member.record(event, state_of(event.events));
@@ -690,15 +673,11 @@ pub(crate) fn replacing(fd: c_int, new: c_int) {
 /// Takes note that all fds of a range are about to be closed.
 #[cold]
 pub(crate) fn closing_range(first: u32, last: u32) {
-    let close = |fd: c_int| {
-        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-            closing(fd);
-        }
-    };
     for set in sets() {
-        let members = set.members();
-        members.for_each(|member| close(member.fd.load()));
-        close(set.epfd());
+        let members = set.members().map(|member| member.fd.load());
+        let fds = members.chain([set.epfd()]);
+        let closed = fds.filter(|fd| (first..=last).contains(&fd.cast_unsigned()));
+        closed.for_each(closing);
     }
 }
 

@@ -21,6 +21,9 @@ use crate::raw;
 use crate::sets::Set;
 use crate::shared::Group;
 
+/// The signal mask for a sleep. Null stands for the thread's own.
+pub(crate) type Mask = *const sigset_t;
+
 /// The limit of a wait that has none.
 pub(crate) const NEVER: u64 = u64::MAX;
 const MILLI: u64 = 1_000_000;
@@ -128,7 +131,7 @@ impl Sleeper {
         events: &Events,
         mut now: u64,
         end: u64,
-        mask: *const sigset_t,
+        mask: Mask,
     ) -> c_int {
         let group = self.set.group();
         // SAFETY: the caller's contract.
@@ -157,7 +160,7 @@ impl Sleeper {
     }
 
     /// Returns the mask to sleep with: null stands for the thread's own.
-    pub(crate) fn mask(&self, given: *const sigset_t) -> *const sigset_t {
+    pub(crate) fn mask(&self, given: Mask) -> Mask {
         if given.is_null() {
             (&raw const self.signals).cast()
         } else {
@@ -194,7 +197,7 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
 ///
 /// # Safety
 /// That of `epoll_pwait`.
-unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t) -> c_int {
+unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: Mask) -> c_int {
     let (start, capacity) = (events.start, events.capacity);
     if events.is_fine && is_fine(nanos) {
         let time = to_timespec(nanos);
@@ -211,8 +214,7 @@ unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: *const sigset_t
     unsafe { CLibrary::epoll_pwait(epfd, start, capacity, millis, mask) }
 }
 
-/// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most. `mask` is null for the thread's own
-/// mask.
+/// `epoll_wait(2)` and its like, on a set with members to look after, for `limit` at most.
 ///
 /// # Safety
 /// That of `epoll_pwait`.
@@ -224,7 +226,7 @@ pub(crate) unsafe fn wait(
     start: *mut epoll_event,
     capacity: c_int,
     limit: u64,
-    mask: *const sigset_t,
+    mask: Mask,
 ) -> c_int {
     let events = &Events {
         start,
