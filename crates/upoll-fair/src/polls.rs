@@ -19,11 +19,11 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, timespec, timeval};
 use crate::fds::{self, FIRST_SET, WORD};
 use crate::lock;
 use crate::next::CLibrary;
-use crate::raw::{self, NO_TIME, kernel};
+use crate::raw::{self, kernel, to_timespec};
 use crate::sets::{self, Visitor};
 use crate::settings;
 use crate::shared;
-use crate::wait::{Events, Mask, NEVER, Sleeper, is_fine, to_timespec};
+use crate::wait::{Mask, NEVER, Sleeper};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
@@ -250,14 +250,14 @@ pub(crate) unsafe fn select(
 /// `mask` must be null or a live signal mask.
 unsafe fn wait(call: &dyn Call, limit: u64, mask: Mask) -> c_int {
     // The kernel refuses memory that it cannot read or write. Without this look the library would crash there.
-    let ready = call.make(&raw const NO_TIME, null());
+    let ready = call.make_for(0, null());
     if ready != 0 {
         return ready;
     }
     call.undo();
     if call.has_listener(|entry| entry.events)
         && !settings::is_observing()
-        && let Some(sleeper) = open(call)
+        && let Some(sleeper) = open(call, limit)
     {
         // SAFETY: the caller's contract.
         return sleeper.run(&|| unsafe { sleep(&sleeper, call, limit, mask) });
@@ -270,7 +270,7 @@ unsafe fn wait(call: &dyn Call, limit: u64, mask: Mask) -> c_int {
 }
 
 /// Opens a private set for a call; `None` if the call is the kernel's.
-fn open(call: &dyn Call) -> Option<Sleeper> {
+fn open(call: &dyn Call, limit: u64) -> Option<Sleeper> {
     let mut count = 0;
     call.each(&mut |_| count += 1);
     if count > MOST {
@@ -279,7 +279,7 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
     // A signal that comes from here on is delivered within the sleep, and ends it.
     let locked = lock::lock()?;
     let set = sets::open(&locked, |add| call.each(add))?;
-    Some(Sleeper::new(set, locked))
+    Some(Sleeper::new(set, locked, limit))
 }
 
 /// Sleeps in the set of a call until something is ready, and returns what the call does. The program's signals are blocked.
@@ -288,16 +288,11 @@ fn open(call: &dyn Call) -> Option<Sleeper> {
 /// That of `wait`, within `Sleeper::run`.
 unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: Mask) -> c_int {
     let mut buffer = [epoll_event { events: 0, u64: 0 }; EVENTS];
-    let events = Events {
-        start: buffer.as_mut_ptr(),
-        capacity: EVENTS as c_int,
-        is_fine: is_fine(limit),
-    };
     let mut now = raw::now();
     let end = now.saturating_add(limit);
     loop {
         // SAFETY: the caller's contract, and the buffer has room for as many.
-        let count = unsafe { sleeper.sleep(&events, now, end, mask) };
+        let count = unsafe { sleeper.sleep(&raw mut buffer, now, end, mask) };
         let Ok(count) = usize::try_from(count) else {
             if raw::errno() == libc::EINTR {
                 return -1;
@@ -306,7 +301,7 @@ unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: Mask) -> c
             break;
         };
         let are_listeners = sleeper.set.harvest(&mut buffer[..count]);
-        let ready = call.make(&raw const NO_TIME, null());
+        let ready = call.make_for(0, null());
         if ready != 0 || count == 0 {
             return ready;
         }

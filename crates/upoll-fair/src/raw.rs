@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_short};
 
+use libc::timespec;
 use upoll_sys::signals;
 
 /// The size of the kernel's signal set.
@@ -68,16 +69,21 @@ pub(crate) fn set_mask(mask: u64) -> u64 {
     signals::change(libc::SIG_SETMASK, mask)
 }
 
-pub(crate) static NO_TIME: libc::timespec = libc::timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+/// In nanoseconds.
+pub(crate) const SECOND: u64 = 1_000_000_000;
+
+pub(crate) fn to_timespec(nanos: u64) -> timespec {
+    timespec {
+        tv_sec: (nanos / SECOND).cast_signed(),
+        tv_nsec: (nanos % SECOND).cast_signed(),
+    }
+}
 
 /// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> u64 {
-    let mut time = NO_TIME;
+    let mut time = to_timespec(0);
     kernel!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+    time.tv_sec.cast_unsigned() * SECOND + time.tv_nsec.cast_unsigned()
 }
 
 const PAGE: usize = 4096;
@@ -141,7 +147,14 @@ pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
         events: c_short::try_from(events).unwrap_or(0),
         revents: 0,
     };
-    let no_time = &raw const NO_TIME;
-    kernel!(SYS_ppoll, &raw mut entry, 1, no_time, 0, MASK_SIZE);
+    let no_time = to_timespec(0);
+    kernel!(
+        SYS_ppoll,
+        &raw mut entry,
+        1,
+        &raw const no_time,
+        0,
+        MASK_SIZE
+    );
     u32::from(entry.revents.cast_unsigned()) & events
 }

@@ -133,7 +133,7 @@ pub(crate) fn after_fork(are_ours: bool) {
             if are_ours {
                 kernel!(SYS_close, set.epfd());
             }
-            set.forget();
+            forget_fd(set.epfd());
         } else {
             set.kind.store(Kind::LeftAlone);
         }
@@ -164,14 +164,11 @@ fn exclusive_mask(events: u32) -> Option<u32> {
 }
 
 fn state_of(events: u32) -> State {
-    if settings::is_observing() {
-        State::Plain
-    } else if events & EXCLUSIVE != 0 {
-        State::AskedExclusive
-    } else if exclusive_mask(events).is_some() {
-        State::Pending
-    } else {
-        State::Plain
+    match exclusive_mask(events) {
+        _ if settings::is_observing() => State::Plain,
+        _ if events & EXCLUSIVE != 0 => State::AskedExclusive,
+        Some(_) => State::Pending,
+        None => State::Plain,
     }
 }
 
@@ -253,11 +250,6 @@ impl Set {
         self.epfd.load()
     }
 
-    fn forget(&self) {
-        fds::set_kind(self.epfd(), UNKNOWN);
-        self.give_up();
-    }
-
     /// Frees the place, and leaves the fd marked.
     fn give_up(&self) {
         self.members.iter().for_each(Member::forget);
@@ -287,10 +279,8 @@ impl Set {
 
     /// Returns the group of workers that wait for the same sockets; `None` if no member is exclusive.
     pub(crate) fn group(&self) -> Option<&'static Group> {
-        match self.key.load() {
-            0 => None,
-            key => shared::group(key),
-        }
+        let key = self.key.load();
+        if key == 0 { None } else { shared::group(key) }
     }
 
     /// Returns whether a wait has to look after members from time to time.
@@ -334,11 +324,9 @@ impl Set {
     /// never look.
     pub(crate) fn has_to_look(&self, now: u64) -> bool {
         let looked = self.looked.load();
-        self.needs_naps()
-            && looked.saturating_add(shared::SHORT) <= now
-            && self
-                .group()
-                .is_none_or(|group| group.is_to_look(looked, now))
+        let is_past = looked.saturating_add(shared::SHORT) <= now;
+        let is_to_look = |group: &Group| group.is_to_look(looked, now);
+        is_past && self.needs_naps() && self.group().is_none_or(is_to_look)
     }
 
     /// Registers members again whose socket is ready, as no worker accepted in time, and lost ones. Returns whether there are any,
@@ -437,16 +425,16 @@ fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
 pub(crate) fn created(epfd: c_int) {
     if epfd >= 0
         && fds::kind(epfd) != UNKNOWN
-        && let Some(locked) = lock()
+        && let Some(_locked) = lock()
     {
-        forget_fd(&locked, epfd);
+        forget_fd(epfd);
     }
 }
 
-/// Forgets what is known about an fd that has just got another file.
-fn forget_fd(_: &Locked, fd: c_int) {
+/// Forgets what is known about an fd that has just got another file, or is about to lose it.
+fn forget_fd(fd: c_int) {
     if let Some(set) = at(fd) {
-        set.forget();
+        set.give_up();
     }
     fds::set_kind(fd, UNKNOWN);
 }
@@ -507,9 +495,9 @@ pub(crate) fn open(locked: &Locked, visit: impl FnOnce(&mut Visitor<'_>)) -> Opt
 }
 
 /// Takes note of an fd that the kernel has just opened for the library; `None` if it returned an error.
-fn opened(locked: &Locked, fd: isize) -> Option<c_int> {
+fn opened(_: &Locked, fd: isize) -> Option<c_int> {
     let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    forget_fd(locked, fd);
+    forget_fd(fd);
     fds::set_kind(fd, OPENING);
     Some(fd)
 }
@@ -530,21 +518,19 @@ pub(crate) unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epol
     let Some(locked) = lock() else {
         return give(straight());
     };
-    if let Some(inner) = of_program(fd) {
-        // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
-        if op == EPOLL_CTL_ADD {
-            inner.leave_alone(&locked);
-        }
-        return give(straight());
-    }
-    if op == EPOLL_CTL_ADD && !fds::is_listener(fd) {
-        forget_listener(&locked, fd);
-        return give(straight());
-    }
     let known = of_program(epfd)
         .and_then(|set| Some((set, set.member(fd)?)))
         .or_else(|| find_alias(epfd, fd));
     let result = match (op, known) {
+        (EPOLL_CTL_ADD, _) if !fds::is_listener(fd) => {
+            if let Some(inner) = of_program(fd) {
+                // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
+                inner.leave_alone(&locked);
+            }
+            // It is no listening socket any more.
+            members_of(fd).for_each(|(_, member)| member.forget());
+            straight()
+        }
         (EPOLL_CTL_ADD, Some((set, member)))
             if member.is_lost() && member.add(set.epfd(), true) >= 0 =>
         {
@@ -620,11 +606,6 @@ fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
     }
 }
 
-/// Forgets an fd that is no listening socket any more.
-fn forget_listener(_: &Locked, fd: c_int) {
-    members_of(fd).for_each(|(_, member)| member.forget());
-}
-
 /// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
 #[cold]
 pub(crate) fn polled(epfd: c_int) {
@@ -642,12 +623,9 @@ pub(crate) fn closing(fd: c_int) {
     let Some(locked) = lock() else {
         return;
     };
-    if let Some(set) = at(fd) {
+    if let Some(set) = of_program(fd) {
         // The set may have other fds, and these keep the kernel's behaviour. A private one has none.
-        if !set.is_private() {
-            set.leave_alone(&locked);
-        }
-        set.forget();
+        set.leave_alone(&locked);
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
         for (set, member) in members_of(fd) {
@@ -657,7 +635,9 @@ pub(crate) fn closing(fd: c_int) {
             }
             member.forget();
         }
-        fds::set_kind(fd, UNKNOWN);
+    }
+    if fds::kind(fd) != OPENING {
+        forget_fd(fd);
     }
 }
 

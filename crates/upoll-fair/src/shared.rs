@@ -24,17 +24,10 @@ pub(crate) fn get() -> Option<&'static State> {
 pub(crate) fn map(path: Option<&CStr>) {
     let size = size_of::<State>();
     let file = path.and_then(|path| shared_file::map(path, size).ok());
-    let place = file.map_or_else(
-        || {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-            kernel!(SYS_mmap, 0, size, access, flags, usize::MAX, 0)
-        },
-        |file| file.memory.as_ptr().expose_provenance().cast_signed(),
-    );
-    if let Ok(place) = upoll_sys::result(place) {
+    let memory = file.map_or_else(|| shared_file::anonymous(size), |file| Ok(file.memory));
+    if let Ok(memory) = memory {
         // SAFETY: this is memory of that size, which stays mapped. A state consists of atomics, and zeros are one.
-        let state = unsafe { &*std::ptr::with_exposed_provenance::<State>(place) };
+        let state = unsafe { memory.cast::<State>().as_ref() };
         let _ = SHARED.set((state, file.map(|file| file.identity)));
         let (root, order) = (&state.root, Ordering::Relaxed);
         let _ = root.compare_exchange(0, process(), order, order);

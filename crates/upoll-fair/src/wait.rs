@@ -17,7 +17,7 @@ use libc::{epoll_event, sigset_t, timespec, timeval};
 
 use crate::lock::{self, Locked};
 use crate::next::CLibrary;
-use crate::raw;
+use crate::raw::{self, SECOND, to_timespec};
 use crate::sets::Set;
 use crate::shared::Group;
 
@@ -27,7 +27,6 @@ pub(crate) type Mask = *const sigset_t;
 /// The limit of a wait that has none.
 pub(crate) const NEVER: u64 = u64::MAX;
 const MILLI: u64 = 1_000_000;
-const SECOND: u64 = 1_000_000_000;
 
 pub(crate) fn from_millis(timeout: c_int) -> u64 {
     u64::try_from(timeout).map_or(NEVER, |millis| millis * MILLI)
@@ -39,8 +38,9 @@ pub(crate) fn from_timespec(time: Option<&timespec>) -> Option<u64> {
         return Some(NEVER);
     };
     let seconds = u64::try_from(time.tv_sec).ok()?;
-    let nanos = u64::try_from(time.tv_nsec).ok();
-    let nanos = nanos.filter(|&nanos| nanos < SECOND)?;
+    let nanos = u64::try_from(time.tv_nsec)
+        .ok()
+        .filter(|&nanos| nanos < SECOND)?;
     Some(seconds.saturating_mul(SECOND).saturating_add(nanos))
 }
 
@@ -51,13 +51,6 @@ pub(crate) fn from_timeval(time: Option<&timeval>) -> Option<u64> {
         tv_nsec: time.tv_usec.saturating_mul(1000),
     });
     from_timespec(time.as_ref())
-}
-
-pub(crate) fn to_timespec(nanos: u64) -> timespec {
-    timespec {
-        tv_sec: (nanos / SECOND).cast_signed(),
-        tv_nsec: (nanos % SECOND).cast_signed(),
-    }
 }
 
 /// Memory for a `struct _pthread_cleanup_buffer`: three pointers and an `int`.
@@ -80,30 +73,28 @@ pub(crate) struct Sleeper {
     closes: u32,
     /// The mask to restore.
     signals: u64,
-}
-
-/// The place where a wait puts events, and the exactness of its limit.
-pub(crate) struct Events {
-    pub(crate) start: *mut epoll_event,
-    pub(crate) capacity: c_int,
     /// The limit is no whole number of milliseconds. Only then may a nap take a new kernel: a filter may kill a program
     /// for a system call that its own calls do not make.
-    pub(crate) is_fine: bool,
+    is_fine: bool,
 }
 
+/// The place where a wait puts events.
+pub(crate) type Events = *mut [epoll_event];
+
 /// Returns whether a time to wait is no whole number of milliseconds.
-pub(crate) fn is_fine(limit: u64) -> bool {
+fn is_fine(limit: u64) -> bool {
     limit != NEVER && !limit.is_multiple_of(MILLI)
 }
 
 impl Sleeper {
-    /// Unlocks the table, and leaves signals blocked.
-    pub(crate) fn new(set: &'static Set, locked: Locked) -> Self {
+    /// Unlocks the table, and leaves signals blocked. The sleep will last for `limit` at most.
+    pub(crate) fn new(set: &'static Set, locked: Locked, limit: u64) -> Self {
         let sleeper = Sleeper {
             set,
             epfd: set.epfd(),
             closes: set.closes(),
             signals: locked.signals,
+            is_fine: is_fine(limit),
         };
         locked.unlock_for_nap(sleeper.signals);
         sleeper
@@ -126,16 +117,11 @@ impl Sleeper {
     ///
     /// # Safety
     /// `events` must have room, and `mask`, for the sleep, be null or a live signal mask. Within `run`.
-    pub(crate) unsafe fn sleep(
-        &self,
-        events: &Events,
-        mut now: u64,
-        end: u64,
-        mask: Mask,
-    ) -> c_int {
+    pub(crate) unsafe fn sleep(&self, events: Events, mut now: u64, end: u64, mask: Mask) -> c_int {
         let group = self.set.group();
         // SAFETY: the caller's contract.
-        let nap_for = |time| unsafe { nap_in(self.epfd, events, time, self.mask(mask)) };
+        let nap_for =
+            |time| unsafe { nap_in(self.epfd, events, time, self.is_fine, self.mask(mask)) };
         loop {
             let (nap, place) = Group::nap(group, now);
             let left = end.saturating_sub(now);
@@ -161,11 +147,8 @@ impl Sleeper {
 
     /// Returns the mask to sleep with: null stands for the thread's own.
     pub(crate) fn mask(&self, given: Mask) -> Mask {
-        if given.is_null() {
-            (&raw const self.signals).cast()
-        } else {
-            given
-        }
+        let own = (&raw const self.signals).cast();
+        if given.is_null() { own } else { given }
     }
 
     /// Returns what `change` does with the table locked; `None` if the set is closed.
@@ -192,14 +175,14 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
     raw::set_mask(sleeper.signals);
 }
 
-/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel, or is
-/// rounded up.
+/// Waits in the kernel, as `epoll_pwait` does. A time that is no whole number of milliseconds takes a new kernel, if it may be
+/// `exact`, or is rounded up.
 ///
 /// # Safety
 /// That of `epoll_pwait`.
-unsafe fn nap_in(epfd: c_int, events: &Events, nanos: u64, mask: Mask) -> c_int {
-    let (start, capacity) = (events.start, events.capacity);
-    if events.is_fine && is_fine(nanos) {
+unsafe fn nap_in(epfd: c_int, events: Events, nanos: u64, exact: bool, mask: Mask) -> c_int {
+    let (start, capacity) = (events.cast(), events.len() as c_int);
+    if exact && is_fine(nanos) {
         let time = to_timespec(nanos);
         // SAFETY: the caller's contract.
         let count = unsafe { CLibrary::epoll_pwait2(epfd, start, capacity, &raw const time, mask) };
@@ -228,11 +211,7 @@ pub(crate) unsafe fn wait(
     limit: u64,
     mask: Mask,
 ) -> c_int {
-    let events = &Events {
-        start,
-        capacity,
-        is_fine: is_fine(limit),
-    };
+    let events = std::ptr::slice_from_raw_parts_mut(start, capacity as usize);
     // SAFETY: the caller's contract.
     let take = || unsafe { CLibrary::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
@@ -250,9 +229,9 @@ pub(crate) unsafe fn wait(
         }
         if count == 0 && limit != 0 {
             let end = now.saturating_add(limit);
-            count = match fall_asleep(set, epfd) {
+            count = match fall_asleep(set, epfd, limit) {
                 // SAFETY: the caller's contract.
-                None => unsafe { nap_in(epfd, events, limit, mask) },
+                None => unsafe { nap_in(epfd, events, limit, true, mask) },
                 // SAFETY: the caller's contract.
                 Some(sleeper) => sleeper.run(&|| unsafe { sleeper.sleep(events, now, end, mask) }),
             };
@@ -266,7 +245,7 @@ pub(crate) unsafe fn wait(
 }
 
 /// Goes to the end of the line if it is time. Returns `None` if the sleep is the kernel's.
-fn fall_asleep(set: &'static Set, epfd: c_int) -> Option<Sleeper> {
+fn fall_asleep(set: &'static Set, epfd: c_int, limit: u64) -> Option<Sleeper> {
     let locked = lock::lock()?;
     // Another thread may just have closed it.
     if !set.is_at(epfd, &locked) {
@@ -274,5 +253,5 @@ fn fall_asleep(set: &'static Set, epfd: c_int) -> Option<Sleeper> {
     }
     set.register(&locked, set.is_due());
     // Nothing is to be looked after if no member is exclusive.
-    set.needs_naps().then(|| Sleeper::new(set, locked))
+    set.needs_naps().then(|| Sleeper::new(set, locked, limit))
 }
