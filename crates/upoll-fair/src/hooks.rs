@@ -224,12 +224,11 @@ pub extern "C-unwind" fn closefrom(first: c_int) {
     if fds::has_listener() {
         sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
     }
+    type Function = unsafe extern "C-unwind" fn(c_int);
     // SAFETY: the name is a C string.
     let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"closefrom".as_ptr()) };
-    if !next.is_null() {
-        type Function = unsafe extern "C-unwind" fn(c_int);
-        // SAFETY: this is the C library's function of that name, which has this type.
-        let function = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+    // SAFETY: this is null, or the C library's function of that name, which has this type.
+    if let Some(function) = unsafe { std::mem::transmute::<*mut c_void, Option<Function>>(next) } {
         // SAFETY: the program asked for it.
         return unsafe { function(first) };
     }

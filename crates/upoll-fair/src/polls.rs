@@ -92,14 +92,12 @@ impl Call for Poll {
     }
 }
 
-type Words = [u64; LAST_SELECTED / WORD];
-
 /// A call of `select` or `pselect`.
 pub(crate) struct Select {
     count: c_int,
     /// The sets to read, to write and of exceptions, in words.
     sets: [*mut u64; 3],
-    saved: [Words; 3],
+    saved: [[u64; LAST_SELECTED / WORD]; 3],
 }
 
 impl Select {
@@ -107,13 +105,12 @@ impl Select {
     /// registers of the exported function alone. It reads nothing but the page of the stack that the thread uses.
     #[inline]
     pub(crate) fn is_special(read: *const fd_set) -> bool {
-        let is_ordinary = || {
-            fds::are_in_first_word()
+        let is_ordinary = read.is_null()
+            || fds::are_in_first_word()
                 && raw::is_known_readable(read.addr(), size_of::<u64>())
                 // SAFETY: the word can be read.
-                && unsafe { read.cast::<u64>().read_unaligned() } & fds::remembered(0) == 0
-        };
-        !read.is_null() && !is_ordinary()
+                && unsafe { read.cast::<u64>().read_unaligned() } & fds::remembered(0) == 0;
+        !is_ordinary
     }
 
     /// Saves the sets. Returns whether the library has a part in the call. It has none if the sets are too long, one cannot be
@@ -219,14 +216,11 @@ pub(crate) unsafe fn select(
     mask: Mask,
     left: Option<&mut timeval>,
 ) -> c_int {
-    let mut call = Select {
-        count,
-        sets: sets.map(|set| set.cast()),
-        saved: [[0; LAST_SELECTED / WORD]; 3],
-    };
+    let [read, write, except] = sets;
+    let (sets, saved) = (sets.map(|set| set.cast()), [[0; LAST_SELECTED / WORD]; 3]);
+    let mut call = Select { count, sets, saved };
     // SAFETY: the caller's contract.
     if !unsafe { call.save() } {
-        let [read, write, except] = sets;
         return match left {
             // SAFETY: the caller's contract.
             Some(time) => unsafe { CLibrary::select(count, read, write, except, time) },
@@ -293,10 +287,10 @@ unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: Mask) -> c
     loop {
         // SAFETY: the caller's contract, and the buffer has room for as many.
         let count = unsafe { sleeper.sleep(&raw mut buffer, now, end, mask) };
+        if count < 0 && raw::errno() == libc::EINTR {
+            return -1;
+        }
         let Ok(count) = usize::try_from(count) else {
-            if raw::errno() == libc::EINTR {
-                return -1;
-            }
             // The fd was taken from the set.
             break;
         };

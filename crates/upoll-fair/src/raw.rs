@@ -47,13 +47,13 @@ pub(crate) const PROGRAMS: u64 = !signals::OF_THE_C_LIBRARY;
 /// The signals that do nothing unless the program asks for more.
 const IGNORED_BY_DEFAULT: [c_int; 4] = [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
 
-/// Unblocks, of the program's signals, those that `before` does not hold and that the program ignores by default or by `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that
-/// unblocks it.
+/// Unblocks, of the program's signals, those that `before` does not hold and that the program ignores by default or by
+/// `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that unblocks it.
 pub(crate) fn let_ignored_signals_pass(before: u64) {
-    let blocked = IGNORED_BY_DEFAULT
-        .into_iter()
-        .filter(|&signal| is_ignored(signal))
-        .fold(PROGRAMS, |mask, signal| mask & !signals::bit(signal));
+    let ignored = IGNORED_BY_DEFAULT
+        .iter()
+        .filter(|signal| is_ignored(**signal));
+    let blocked = ignored.fold(PROGRAMS, |mask, signal| mask & !signals::bit(*signal));
     set_mask(blocked | before);
 }
 
@@ -147,14 +147,7 @@ pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
         events: c_short::try_from(events).unwrap_or(0),
         revents: 0,
     };
-    let no_time = to_timespec(0);
-    kernel!(
-        SYS_ppoll,
-        &raw mut entry,
-        1,
-        &raw const no_time,
-        0,
-        MASK_SIZE
-    );
+    let (list, no_time) = (&raw mut entry, to_timespec(0));
+    kernel!(SYS_ppoll, list, 1, &raw const no_time, 0, MASK_SIZE);
     u32::from(entry.revents.cast_unsigned()) & events
 }

@@ -95,7 +95,7 @@ struct Member {
 
 pub(crate) struct Set {
     kind: AtomicCell<Kind>,
-    epfd: AtomicCell<c_int>,
+    pub(crate) epfd: AtomicCell<c_int>,
     members: [Member; MEMBERS],
     /// Wakeups since the last rotation.
     wakeups: AtomicCell<u32>,
@@ -103,8 +103,9 @@ pub(crate) struct Set {
     key: AtomicCell<u64>,
     /// The time at which a thread last checked whether a connection waits that no worker accepts.
     looked: AtomicCell<u64>,
-    /// The number of times that a set in this place was closed.
-    closes: AtomicCell<u32>,
+    /// The number of times that a set in this place was closed. As long as that stays the same, the fd is that of the set,
+    /// unless a raw system call closed it.
+    pub(crate) closes: AtomicCell<u32>,
 }
 
 // SAFETY: zeros are numbers, false and the first of each kind. So all places are free.
@@ -131,9 +132,9 @@ pub(crate) fn after_fork(are_ours: bool) {
     for set in sets() {
         if set.is_private() {
             if are_ours {
-                kernel!(SYS_close, set.epfd());
+                kernel!(SYS_close, set.epfd.load());
             }
-            forget_fd(set.epfd());
+            forget_fd(set.epfd.load());
         } else {
             set.kind.store(Kind::LeftAlone);
         }
@@ -143,7 +144,7 @@ pub(crate) fn after_fork(are_ours: bool) {
 fn at(epfd: c_int) -> Option<&'static Set> {
     let index = fds::kind(epfd).checked_sub(FIRST_SET)?;
     let set = TABLE.get(usize::from(index))?;
-    (set.kind.load() != Kind::Free && set.epfd() == epfd).then_some(set)
+    (set.kind.load() != Kind::Free && set.epfd.load() == epfd).then_some(set)
 }
 
 /// Returns the set of an fd, if it is the program's. A call on the fd of a private set is about a file that the library
@@ -246,10 +247,6 @@ impl Set {
         self.members().find(|member| member.fd.load() == fd)
     }
 
-    pub(crate) fn epfd(&self) -> c_int {
-        self.epfd.load()
-    }
-
     /// Frees the place, and leaves the fd marked.
     fn give_up(&self) {
         self.members.iter().for_each(Member::forget);
@@ -262,15 +259,9 @@ impl Set {
         self.kind.load() == Kind::LeftAlone
     }
 
-    /// Returns whether the set is that of `epfd`, as `find` returned it before the table was locked.
-    pub(crate) fn is_at(&self, epfd: c_int, _: &Locked) -> bool {
-        at(epfd).is_some_and(|set| std::ptr::eq(set, self))
-    }
-
-    /// Returns how often a set in this place was closed. As long as that stays the same, the fd is that of the set, unless
-    /// a raw system call closed it.
-    pub(crate) fn closes(&self) -> u32 {
-        self.closes.load()
+    /// Locks the table if the set is still that of `epfd`, as `find` has returned it. Another thread may just have closed it.
+    pub(crate) fn lock_at(&self, epfd: c_int) -> Option<Locked> {
+        lock().filter(|_| at(epfd).is_some_and(|set| std::ptr::eq(set, self)))
     }
 
     pub(crate) fn is_private(&self) -> bool {
@@ -302,7 +293,7 @@ impl Set {
             let is_new = is_pending || member.is_lost();
             let is_moved = is_due && member.is_exclusive() && member.can_rotate();
             if is_new || is_moved {
-                let is_gone = member.register_again(self.epfd(), true) < 0;
+                let is_gone = member.register_again(self.epfd.load(), true) < 0;
                 changed |= is_new || is_gone;
                 rotated |= is_moved;
             }
@@ -337,7 +328,7 @@ impl Set {
             let is_checked = member.is_exclusive() && member.can_rotate();
             member.is_lost() || is_checked && raw::readiness(member.fd.load(), IN) != 0
         });
-        let late = late.filter(|member| member.register_again(self.epfd(), true) >= 0);
+        let late = late.filter(|member| member.register_again(self.epfd.load(), true) >= 0);
         let is_found = late.count() > 0;
         if is_found {
             shared::count(|worker| &worker.rescues);
@@ -403,7 +394,7 @@ impl Set {
 
     /// Closes a private set.
     pub(crate) fn close(&self, _: &Locked) {
-        let epfd = self.epfd();
+        let epfd = self.epfd.load();
         // Before the fd is free: the child of a fork in between would close what another thread has opened there.
         self.give_up();
         close_opened(epfd);
@@ -412,7 +403,8 @@ impl Set {
     /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
     fn leave_alone(&self, _: &Locked) {
         if self.kind.swap(Kind::LeftAlone) != Kind::LeftAlone {
-            self.members().for_each(|member| member.leave(self.epfd()));
+            self.members()
+                .for_each(|member| member.leave(self.epfd.load()));
         }
     }
 }
@@ -532,7 +524,7 @@ pub(crate) unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epol
             straight()
         }
         (EPOLL_CTL_ADD, Some((set, member)))
-            if member.is_lost() && member.add(set.epfd(), true) >= 0 =>
+            if member.is_lost() && member.add(set.epfd.load(), true) >= 0 =>
         {
             -libc::EEXIST as isize
         }
@@ -585,15 +577,15 @@ unsafe fn modify(set: &Set, member: &Member, event: *mut epoll_event, result: is
     member.record(event, state);
     // The member is deleted by now. Without memory to add it, it stays lost until the next wait or look: a failure would leave
     // the program with what it had asked for before, or without it.
-    member.register_again(set.epfd(), !set.is_left_alone())
+    member.register_again(set.epfd.load(), !set.is_left_alone())
 }
 
 /// Returns the member of a set that `epfd` is another fd of.
 fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)> {
     let process = shared::process();
     let is_same = |other: c_int| kernel!(SYS_kcmp, process, process, KCMP_FILE, epfd, other) == 0;
-    let mut found = members_of(fd).filter(|(set, _)| set.epfd() != epfd && !set.is_private());
-    found.find(|(set, _)| is_same(set.epfd()))
+    let mut found = members_of(fd).filter(|(set, _)| set.epfd.load() != epfd && !set.is_private());
+    found.find(|(set, _)| is_same(set.epfd.load()))
 }
 
 fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
@@ -609,9 +601,8 @@ fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
 /// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
 #[cold]
 pub(crate) fn polled(epfd: c_int) {
-    if find(epfd).is_some()
-        && let Some(locked) = lock()
-        && let Some(set) = of_program(epfd)
+    if let Some(set) = find(epfd)
+        && let Some(locked) = set.lock_at(epfd)
     {
         set.leave_alone(&locked);
     }
@@ -631,7 +622,7 @@ pub(crate) fn closing(fd: c_int) {
         for (set, member) in members_of(fd) {
             // Otherwise the set is a parent's.
             if !set.is_left_alone() {
-                member.leave(set.epfd());
+                member.leave(set.epfd.load());
             }
             member.forget();
         }
@@ -655,7 +646,7 @@ pub(crate) fn replacing(fd: c_int, new: c_int) {
 pub(crate) fn closing_range(first: u32, last: u32) {
     for set in sets() {
         let members = set.members().map(|member| member.fd.load());
-        let fds = members.chain([set.epfd()]);
+        let fds = members.chain([set.epfd.load()]);
         let closed = fds.filter(|fd| (first..=last).contains(&fd.cast_unsigned()));
         closed.for_each(closing);
     }

@@ -11,7 +11,7 @@
 //!
 //! Times are in nanoseconds.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long, c_void};
 
 use libc::{epoll_event, sigset_t, timespec, timeval};
 
@@ -34,23 +34,24 @@ pub(crate) fn from_millis(timeout: c_int) -> u64 {
 
 /// Returns a time to wait; `None` if the kernel refuses it.
 pub(crate) fn from_timespec(time: Option<&timespec>) -> Option<u64> {
-    let Some(time) = time else {
-        return Some(NEVER);
-    };
-    let seconds = u64::try_from(time.tv_sec).ok()?;
-    let nanos = u64::try_from(time.tv_nsec)
-        .ok()
-        .filter(|&nanos| nanos < SECOND)?;
-    Some(seconds.saturating_mul(SECOND).saturating_add(nanos))
+    from_parts(time.map(|time| (time.tv_sec, time.tv_nsec)))
 }
 
+/// Returns a time to wait; `None` if the kernel refuses it.
 pub(crate) fn from_timeval(time: Option<&timeval>) -> Option<u64> {
-    let time = time.map(|time| timespec {
-        tv_sec: time.tv_sec,
-        // Beyond the range of a valid one, too.
-        tv_nsec: time.tv_usec.saturating_mul(1000),
-    });
-    from_timespec(time.as_ref())
+    // Beyond the range of valid nanoseconds, too.
+    from_parts(time.map(|time| (time.tv_sec, time.tv_usec.saturating_mul(1000))))
+}
+
+#[inline]
+fn from_parts(parts: Option<(c_long, c_long)>) -> Option<u64> {
+    let Some((seconds, nanos)) = parts else {
+        return Some(NEVER);
+    };
+    let seconds = u64::try_from(seconds).ok()?;
+    let nanos = u64::try_from(nanos).ok();
+    let nanos = nanos.filter(|&nanos| nanos < SECOND)?;
+    Some(seconds.saturating_mul(SECOND).saturating_add(nanos))
 }
 
 /// Memory for a `struct _pthread_cleanup_buffer`: three pointers and an `int`.
@@ -91,8 +92,8 @@ impl Sleeper {
     pub(crate) fn new(set: &'static Set, locked: Locked, limit: u64) -> Self {
         let sleeper = Sleeper {
             set,
-            epfd: set.epfd(),
-            closes: set.closes(),
+            epfd: set.epfd.load(),
+            closes: set.closes.load(),
             signals: locked.signals,
             is_fine: is_fine(limit),
         };
@@ -154,7 +155,7 @@ impl Sleeper {
     /// Returns what `change` does with the table locked; `None` if the set is closed.
     pub(crate) fn locked<T>(&self, change: impl FnOnce(&Locked) -> T) -> Option<T> {
         let locked = lock::lock()?;
-        let is_open = self.set.closes() == self.closes;
+        let is_open = self.set.closes.load() == self.closes;
         let result = is_open.then(|| change(&locked));
         locked.unlock_for_nap(self.signals);
         result
@@ -168,7 +169,7 @@ extern "C" fn end_sleep(sleeper: *mut c_void) {
     // A signal handler may have forked in a nap, by a raw `clone`.
     if sleeper.set.is_private()
         && let Some(locked) = lock::lock()
-        && sleeper.set.closes() == sleeper.closes
+        && sleeper.set.closes.load() == sleeper.closes
     {
         sleeper.set.close(&locked);
     }
@@ -215,7 +216,8 @@ pub(crate) unsafe fn wait(
     // SAFETY: the caller's contract.
     let take = || unsafe { CLibrary::epoll_wait(epfd, start, capacity, 0) };
     let look = |now| {
-        lock::lock().is_some_and(|locked| set.is_at(epfd, &locked) && set.rescue(&locked, now))
+        set.lock_at(epfd)
+            .is_some_and(|locked| set.rescue(&locked, now))
     };
     // Also if other events keep the thread from ever sleeping.
     if set.has_lost() {
@@ -246,11 +248,7 @@ pub(crate) unsafe fn wait(
 
 /// Goes to the end of the line if it is time. Returns `None` if the sleep is the kernel's.
 fn fall_asleep(set: &'static Set, epfd: c_int, limit: u64) -> Option<Sleeper> {
-    let locked = lock::lock()?;
-    // Another thread may just have closed it.
-    if !set.is_at(epfd, &locked) {
-        return None;
-    }
+    let locked = set.lock_at(epfd)?;
     set.register(&locked, set.is_due());
     // Nothing is to be looked after if no member is exclusive.
     set.needs_naps().then(|| Sleeper::new(set, locked, limit))
