@@ -16,7 +16,7 @@ use std::ptr::{from_ref, null};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, timespec, timeval};
 
-use crate::fds::{self, FIRST_SET, WORD};
+use crate::fds::{self, WORD};
 use crate::lock;
 use crate::next::CLibrary;
 use crate::raw::{self, kernel, to_timespec};
@@ -33,14 +33,6 @@ const LONGEST_LIST: usize = 4096;
 /// does not mean that the sets are as long.
 const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
-
-/// Takes note of an fd in a call, and returns whether it is a listening socket.
-fn is_listener(fd: c_int) -> bool {
-    if fds::kind(fd) >= FIRST_SET {
-        sets::polled(fd);
-    }
-    fds::is_listener(fd)
-}
 
 /// The program's call, which can be made again.
 trait Call {
@@ -61,7 +53,8 @@ trait Call {
     fn has_listener(&self, events: fn(&pollfd) -> c_short) -> bool {
         let mut found = false;
         self.each(&mut |entry| {
-            found |= is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
+            sets::polled(entry.fd);
+            found |= fds::is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
         });
         found
     }

@@ -400,9 +400,10 @@ impl Set {
         close_opened(epfd);
     }
 
-    /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
+    /// Registers every member of a set of the program as it asked, for good. The fd stays known, so that a close is noticed.
     fn leave_alone(&self, _: &Locked) {
-        if self.kind.swap(Kind::LeftAlone) != Kind::LeftAlone {
+        let change = self.kind.compare_exchange(Kind::Programs, Kind::LeftAlone);
+        if change.is_ok() {
             self.members()
                 .for_each(|member| member.leave(self.epfd.load()));
         }
@@ -415,8 +416,7 @@ fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
 
 /// Takes note of a new epoll fd: what was known about the fd belonged to another file.
 pub(crate) fn created(epfd: c_int) {
-    if epfd >= 0
-        && fds::kind(epfd) != UNKNOWN
+    if fds::kind(epfd) != UNKNOWN
         && let Some(_locked) = lock()
     {
         forget_fd(epfd);
@@ -598,8 +598,7 @@ fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
     }
 }
 
-/// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
-#[cold]
+/// Takes note that `poll` or `select` waits for an fd. If it is a set, it keeps the kernel's behaviour.
 pub(crate) fn polled(epfd: c_int) {
     if let Some(set) = find(epfd)
         && let Some(locked) = set.lock_at(epfd)
@@ -657,8 +656,7 @@ pub(crate) fn closing_range(first: u32, last: u32) {
 #[cold]
 pub(crate) fn unsharing() {
     if let Some(locked) = lock() {
-        let of_program = sets().filter(|set| !set.is_private());
-        of_program.for_each(|set| set.leave_alone(&locked));
+        sets().for_each(|set| set.leave_alone(&locked));
     }
 }
 

@@ -77,13 +77,10 @@ pub(crate) fn report() {
     let (Some(path), Some(shared)) = (settings::stats(), shared::get()) else {
         return;
     };
-    let kept = KEPT
-        .get()
-        .filter(|(fd, file)| Identity::of_fd(*fd) == Ok(*file));
-    let file = match kept {
+    let file = match KEPT.get() {
         _ if path.is_empty() => Ok(2),
-        Some((fd, _)) => Ok(*fd),
-        None => open(path),
+        Some((fd, file)) if Identity::of_fd(*fd) == Ok(*file) => Ok(*fd),
+        _ => open(path),
     };
     if let Ok(file) = file {
         let text = Text::new();

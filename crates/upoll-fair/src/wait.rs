@@ -56,13 +56,10 @@ fn from_parts(parts: Option<(c_long, c_long)>) -> Option<u64> {
 
 /// Memory for a `struct _pthread_cleanup_buffer`: three pointers and an `int`.
 type Cleanup = [usize; 4];
+type Routine = extern "C" fn(*mut c_void);
 
 unsafe extern "C" {
-    fn _pthread_cleanup_push(
-        buffer: *mut Cleanup,
-        routine: extern "C" fn(*mut c_void),
-        argument: *mut c_void,
-    );
+    fn _pthread_cleanup_push(buffer: *mut Cleanup, routine: Routine, argument: *mut c_void);
     fn _pthread_cleanup_pop(buffer: *mut Cleanup, execute: c_int);
 }
 
