@@ -1,7 +1,7 @@
 //! The names of the C library that this library exports.
 //!
 //! Each function looks up its fds in the table of `fds`. Unless one of them is a listening socket, or a set that
-//! holds one, it calls the C library's function with the same arguments.
+//! holds one, the body ends, and `exports` calls the C library's function with the same arguments.
 
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::ptr::null;

@@ -195,8 +195,8 @@ pub(crate) unsafe fn poll(list: *mut pollfd, count: nfds_t, limit: u64, mask: Ma
     unsafe { wait(&Poll { list, count }, limit, mask) }
 }
 
-/// `select(2)` and `pselect(2)` with an fd of which something may be remembered: `Select::is_special` has returned true. Stores in
-/// `left` the time that is left.
+/// `select(2)` and `pselect(2)` with an fd of which something may be remembered: `Select::is_special` has returned true.
+/// Stores in `left` the time that is left.
 ///
 /// # Safety
 /// That of `pselect`.

@@ -22,8 +22,8 @@ struct Output {
 }
 
 /// The fd of the file, kept from the start of the process: at its end the process may have given up the
-/// rights that opening the file takes. The program may close the fd and open another file there, so the identity of the file is
-/// kept, too.
+/// rights that opening the file takes. The program may close the fd and open another file there, so the identity
+/// of the file is kept, too.
 static KEPT: OnceLock<(usize, Identity)> = OnceLock::new();
 
 /// Out of the way of programs that expect low fds.

@@ -111,7 +111,8 @@ impl Sleeper {
         result
     }
 
-    /// Sleeps from `now` until an event, the time `end` or a signal. Looks after members after each nap. Returns what `epoll_pwait` does.
+    /// Sleeps from `now` until an event, the time `end` or a signal. Looks after members after each nap. Returns what
+    /// `epoll_pwait` does.
     ///
     /// # Safety
     /// `events` must have room, and `mask`, for the sleep, be null or a live signal mask. Within `run`.
