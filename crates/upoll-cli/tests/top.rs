@@ -53,7 +53,7 @@ fn the_workers_of_a_run_are_shown_with_their_shares() {
     let state = map();
     let name = format!("upoll-fair-{own}-top");
     for (thread, accepts) in [(own, 30), (u32::MAX, 50)] {
-        let worker = state.worker(state.take_place(own, thread)).expect("room");
+        let worker = state.worker(own, thread).expect("room");
         worker.wakeups.store(40, Ordering::Relaxed);
         worker.empty.store(10, Ordering::Relaxed);
         worker.accepts.store(accepts, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The memory that the processes of one run of `libupoll_fair` share: the workers that look after sleeping ones, and
-//! the counts of each worker.
+//! What `upoll` and `libupoll_fair` agree on: the names of the policies, and the memory that the processes of one run share.
+//! It holds the workers that look after sleeping ones, and the counts of each worker.
 //!
 //! The library maps a file of this layout. `upoll` reads the file for counts while the run goes on.
 
@@ -9,6 +9,41 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The policy of a run that names none: a number of wakeups. `docs/fair.md` has the figures that it was chosen by.
 pub const DEFAULT_POLICY: &str = "8";
+
+/// The time at which a worker that has taken a wakeup goes to the end of the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// After each so many wakeups.
+    Every(u32),
+    /// After each wakeup, if another worker is asleep.
+    Adaptive,
+    /// Never: the kernel's order for `EPOLLEXCLUSIVE`.
+    Exclusive,
+    /// Every worker is woken, as without the library, which only counts.
+    Observe,
+}
+
+impl Policy {
+    /// Returns the policy of a name, or of a number of wakeups above 0.
+    pub fn parse(text: &str) -> Option<Policy> {
+        match text {
+            "every" => Some(Policy::Every(1)),
+            "adaptive" => Some(Policy::Adaptive),
+            "exclusive" => Some(Policy::Exclusive),
+            "observe" => Some(Policy::Observe),
+            _ => match text.parse() {
+                Ok(wakeups @ 1..) => Some(Policy::Every(wakeups)),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy::parse(DEFAULT_POLICY).expect("it is the name of a policy")
+    }
+}
 
 const WORKERS: usize = 1024;
 const GROUPS: usize = 64;
@@ -87,11 +122,11 @@ impl State {
         })
     }
 
-    /// Returns the place of a thread: its own if it has one, as after an exec, else the first free one. `WORKERS` if there
-    /// is none.
-    pub fn take_place(&self, process: u32, thread: u32) -> usize {
+    /// Returns the counters of a thread: its own if it has some, as after an exec, else the first free ones. `None` if there
+    /// are none.
+    pub fn worker(&self, process: u32, thread: u32) -> Option<&Worker> {
         let id = u64::from(process) << 32 | u64::from(thread);
-        let place = self.workers.iter().position(|worker| {
+        self.workers.iter().find(|worker| {
             let found = worker.id.load(Ordering::Relaxed);
             found == id
                 || found == 0
@@ -99,13 +134,7 @@ impl State {
                         .id
                         .compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed)
                         .is_ok()
-        });
-        place.unwrap_or(WORKERS)
-    }
-
-    /// Returns the counters at a place.
-    pub fn worker(&self, place: usize) -> Option<&Worker> {
-        self.workers.get(place)
+        })
     }
 
     /// Returns what has been counted so far.
@@ -315,13 +344,22 @@ mod tests {
     const WORDS: usize = size_of::<State>() / size_of::<u64>();
 
     #[test]
+    fn a_policy_has_a_name_or_is_a_number_of_wakeups() {
+        assert_eq!(Policy::default(), Policy::Every(8));
+        assert_eq!(Policy::parse("every"), Some(Policy::Every(1)));
+        assert_eq!(Policy::parse("adaptive"), Some(Policy::Adaptive));
+        for text in ["", "0", "-1", "4294967296", "8 ", "Every"] {
+            assert_eq!(Policy::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn the_file_holds_what_the_state_returns() {
         let memory = [const { AtomicU64::new(0) }; WORDS];
         // SAFETY: a state consists of atomics in as many words; zeros are one, and it lives as long as the memory.
         let state = unsafe { &*memory.as_ptr().cast::<State>() };
         for thread in [7, 8] {
-            let place = state.take_place(5, thread);
-            let worker = state.worker(place).expect("there is room");
+            let worker = state.worker(5, thread).expect("there is room");
             worker
                 .wakeups
                 .store(u64::from(thread) * 10, Ordering::Relaxed);
@@ -378,9 +416,20 @@ mod tests {
         let memory = [const { AtomicU64::new(0) }; WORDS];
         // SAFETY: as above.
         let state = unsafe { &*memory.as_ptr().cast::<State>() };
-        assert_eq!(state.take_place(5, 5), 0);
-        assert_eq!(state.take_place(5, 6), 1);
-        assert_eq!(state.take_place(5, 5), 0);
+        let place = |thread| state.worker(5, thread).map(std::ptr::from_ref);
+        assert_eq!(place(5), place(5));
+        assert_ne!(place(5), place(6));
+    }
+
+    #[test]
+    fn a_thread_without_a_place_is_not_counted() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: as above.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        for thread in (1..).take(WORKERS) {
+            assert!(state.worker(5, thread).is_some());
+        }
+        assert!(state.worker(6, 1).is_none());
     }
 
     #[test]

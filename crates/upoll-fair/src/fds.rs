@@ -103,14 +103,11 @@ pub(crate) fn is_listener(fd: c_int) -> bool {
 
 #[cold]
 fn check(fd: c_int) -> bool {
-    match raw::socket_option::<c_int>(fd, libc::SO_ACCEPTCONN) {
-        Ok(0) => set_kind(fd, ORDINARY),
-        Ok(_) => {
-            set_listener(fd);
-            return true;
-        }
-        Err(error) if error == -libc::ENOTSOCK as isize => set_kind(fd, ORDINARY),
+    let listens = raw::socket_option(fd, libc::SO_ACCEPTCONN);
+    match listens {
+        Ok(1) => set_listener(fd),
+        Ok(_) | Err(libc::ENOTSOCK) => set_kind(fd, ORDINARY),
         Err(_) => {}
     }
-    false
+    listens == Ok(1)
 }

@@ -1,63 +1,38 @@
 //! The names of the C library that this library exports.
 //!
 //! Each function looks up its fds in the table of `fds`. Unless one of them is a listening socket, or a set that
-//! holds one, it calls the C library's function with the same arguments.
+//! holds one, the body ends, and `exports` calls the C library's function with the same arguments.
 
 use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ptr::null;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
 use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
-use crate::next::{CLibrary, Next, c_library};
-use crate::polls::{self, Poll, Select};
+use crate::next::{CLibrary, exports};
+use crate::polls::{self, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
-use crate::wait::{self, from_millis, from_timespec, from_timeval, to_timespec};
-
-/// Exports functions under the C library's names, and declares the C library's own. The contract of each is that of the C
-/// library's: pointers are valid as far as the kernel or the C library reads them.
-macro_rules! exports {
-    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {
-        c_library! {$(fn $name($($argument: $kind),*) -> $result;)*}
-        $(
-            #[doc = concat!("`", stringify!($name), "` of the C library.")]
-            ///
-            /// # Safety
-            /// That of the C library's.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result $body
-        )*
-    };
-}
+use crate::wait::{self, from_millis, from_timespec, from_timeval};
 
 exports! {
-    fn epoll_create(size: c_int) -> c_int {
-        // SAFETY: the caller's contract.
-        sets::created(unsafe { CLibrary::epoll_create(size) })
-    }
+    fn epoll_create(size: c_int) -> c_int {} then sets::created;
 
-    fn epoll_create1(flags: c_int) -> c_int {
-        // SAFETY: the caller's contract.
-        sets::created(unsafe { CLibrary::epoll_create1(flags) })
-    }
+    fn epoll_create1(flags: c_int) -> c_int {} then sets::created;
 
     fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         if is_about_listener(operation, fd) {
             // SAFETY: the caller's contract.
             return unsafe { sets::control(epfd, operation, fd, event) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::epoll_ctl(epfd, operation, fd, event) }
     }
 
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, capacity: c_int, timeout: c_int) -> c_int {
         if let Some(set) = sets::find(epfd) {
             // SAFETY: the caller's contract.
-            return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), std::ptr::null()) };
+            return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), null()) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::epoll_wait(epfd, events, capacity, timeout) }
     }
 
     fn epoll_pwait(
@@ -67,8 +42,6 @@ exports! {
             // SAFETY: the caller's contract.
             return unsafe { wait::wait(set, epfd, events, capacity, from_millis(timeout), mask) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::epoll_pwait(epfd, events, capacity, timeout, mask) }
     }
 
     fn epoll_pwait2(
@@ -81,26 +54,23 @@ exports! {
             // SAFETY: the caller's contract.
             return unsafe { wait::wait(set, epfd, events, capacity, limit, mask) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::epoll_pwait2(epfd, events, capacity, timeout, mask) }
     }
 
     fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         if timeout != 0 && fds::has_listener() {
             // SAFETY: the caller's contract.
-            return unsafe { poll_special(list, count, timeout) };
+            return unsafe { polls::poll(list, count, from_millis(timeout), null()) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::poll(list, count, timeout) }
     }
 
     fn ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        if fds::has_listener() {
+        if fds::has_listener()
+            // SAFETY: the caller's contract; the C library reads the time, too.
+            && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+        {
             // SAFETY: the caller's contract.
-            return unsafe { ppoll_special(list, count, timeout, mask) };
+            return unsafe { polls::poll(list, count, limit, mask) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::ppoll(list, count, timeout, mask) }
     }
 
     // `poll` of a program that was compiled with `_FORTIFY_SOURCE`.
@@ -109,8 +79,6 @@ exports! {
             // SAFETY: the caller's contract.
             return unsafe { poll(list, count, timeout) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::__poll_chk(list, count, timeout, size) }
     }
 
     fn __ppoll_chk(
@@ -120,76 +88,57 @@ exports! {
             // SAFETY: the caller's contract.
             return unsafe { ppoll(list, count, timeout, mask) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::__ppoll_chk(list, count, timeout, mask, size) }
     }
 
     fn select(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
     ) -> c_int {
-        if fds::has_listener() && Select::is_special(read) {
-            // SAFETY: the caller's contract.
-            return unsafe { select_special(count, read, write, except, timeout) };
+        if fds::has_listener() && Select::is_special(read)
+            // SAFETY: the caller's contract; the C library reads the time, too.
+            && let Some(limit @ 1..) = from_timeval(unsafe { timeout.as_ref() })
+        {
+            // SAFETY: the caller's contract; the C library stores the time that is left, too.
+            return unsafe { polls::select(count, [read, write, except], limit, null(), timeout.as_mut()) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::select(count, read, write, except, timeout) }
     }
 
     fn pselect(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t
     ) -> c_int {
-        if fds::has_listener() && Select::is_special(read) {
+        if fds::has_listener() && Select::is_special(read)
+            // SAFETY: the caller's contract; the C library reads the time, too.
+            && let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
+        {
             // SAFETY: the caller's contract.
-            return unsafe { pselect_special(count, read, write, except, timeout, mask) };
+            return unsafe { polls::select(count, [read, write, except], limit, mask, None) };
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::pselect(count, read, write, except, timeout, mask) }
     }
 
-    fn listen(fd: c_int, backlog: c_int) -> c_int {
-        // SAFETY: the caller's contract.
-        let result = unsafe { CLibrary::listen(fd, backlog) };
-        if result == 0 {
-            see_listener(fd);
-        }
-        result
-    }
+    fn listen(fd: c_int, backlog: c_int) -> c_int {} then |result| if result == 0 {
+        see_listener(fd);
+    };
 
-    fn accept(fd: c_int, address: *mut sockaddr, size: *mut socklen_t) -> c_int {
-        // SAFETY: the caller's contract.
-        let result = unsafe { CLibrary::accept(fd, address, size) };
-        accepted(fd, result);
-        result
-    }
+    fn accept(fd: c_int, address: *mut sockaddr, size: *mut socklen_t) -> c_int {}
+    then |connection| accepted(fd, connection);
 
-    fn accept4(fd: c_int, address: *mut sockaddr, size: *mut socklen_t, flags: c_int) -> c_int {
-        // SAFETY: the caller's contract.
-        let result = unsafe { CLibrary::accept4(fd, address, size, flags) };
-        accepted(fd, result);
-        result
-    }
+    fn accept4(fd: c_int, address: *mut sockaddr, size: *mut socklen_t, flags: c_int) -> c_int {}
+    then |connection| accepted(fd, connection);
 
     fn close(fd: c_int) -> c_int {
         forget(fd);
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::close(fd) }
     }
 
     fn dup2(fd: c_int, new: c_int) -> c_int {
         if fds::kind(new) > ORDINARY {
             sets::replacing(fd, new);
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::dup2(fd, new) }
     }
 
     fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
         if fds::kind(new) > ORDINARY && flags & !libc::O_CLOEXEC == 0 {
             sets::replacing(fd, new);
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::dup3(fd, new, flags) }
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -200,8 +149,6 @@ exports! {
                 sets::unsharing();
             }
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::close_range(first, last, flags) }
     }
 
     // libuv closes with it. It is variadic in C. An argument that is not given has an arbitrary value, which the kernel does
@@ -209,14 +156,14 @@ exports! {
     fn syscall(
         number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize
     ) -> c_long {
+        #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
+        let [first, second, third] = [a, b, c].map(|argument| argument as c_int);
         match number {
-            #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
-            libc::SYS_close => forget(a as c_int),
-            #[expect(clippy::cast_possible_truncation, reason = "the kernel looks at 32 bits")]
-            libc::SYS_epoll_ctl if is_about_listener(b as c_int, c as c_int) => {
+            libc::SYS_close => forget(first),
+            libc::SYS_epoll_ctl if is_about_listener(second, third) => {
                 let event = std::ptr::with_exposed_provenance_mut(d);
                 // SAFETY: the caller's contract.
-                return unsafe { sets::control(a as c_int, b as c_int, c as c_int, event) }.into();
+                return unsafe { sets::control(first, second, third, event) }.into();
             }
             libc::SYS_io_uring_setup => {
                 // SAFETY: the caller's contract.
@@ -229,8 +176,6 @@ exports! {
             }
             _ => {}
         }
-        // SAFETY: the caller's contract.
-        unsafe { CLibrary::syscall(number, a, b, c, d, e, f) }
     }
 }
 
@@ -241,105 +186,6 @@ fn is_about_listener(operation: c_int, fd: c_int) -> bool {
         UNKNOWN => operation == libc::EPOLL_CTL_ADD && fds::is_listener(fd),
         _ => true,
     }
-}
-
-/// `poll(2)` in a process with a listening socket. A function of its own leaves the registers of `poll` alone.
-///
-/// # Safety
-/// That of `poll`.
-#[cold]
-#[inline(never)]
-unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let limit = from_millis(timeout);
-    // SAFETY: the caller's contract.
-    let result = unsafe { polls::wait(&Poll::new(list, count), limit, std::ptr::null()) };
-    // SAFETY: the caller's contract.
-    result.unwrap_or_else(|| unsafe { CLibrary::poll(list, count, timeout) })
-}
-
-/// `ppoll(2)` in a process with a listening socket.
-///
-/// # Safety
-/// That of `ppoll`.
-#[cold]
-#[inline(never)]
-unsafe fn ppoll_special(
-    list: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract; the C library reads the time, too.
-    if let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
-        // SAFETY: the caller's contract.
-        && let Some(result) = unsafe { polls::wait(&Poll::new(list, count), limit, mask) }
-    {
-        return result;
-    }
-    // SAFETY: the caller's contract.
-    unsafe { CLibrary::ppoll(list, count, timeout, mask) }
-}
-
-/// `select(2)` with an fd of which something may be remembered.
-///
-/// # Safety
-/// That of `select`.
-#[cold]
-#[inline(never)]
-unsafe fn select_special(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    // SAFETY: the caller's contract; the C library reads the time, too.
-    if let Some(limit @ 1..) = from_timeval(unsafe { timeout.as_ref() })
-        // SAFETY: the caller's contract.
-        && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
-    {
-        let end = raw::now().saturating_add(limit);
-        // SAFETY: no mask is given.
-        let result = unsafe { polls::wait(&call, limit, std::ptr::null()) };
-        // SAFETY: the caller's contract; the C library stores the time that is left, too.
-        if let Some(timeout) = unsafe { timeout.as_mut() } {
-            let left = to_timespec(end.saturating_sub(raw::now()));
-            timeout.tv_sec = left.tv_sec;
-            timeout.tv_usec = left.tv_nsec / 1000;
-        }
-        if let Some(result) = result {
-            return result;
-        }
-    }
-    // SAFETY: the caller's contract.
-    unsafe { CLibrary::select(count, read, write, except, timeout) }
-}
-
-/// `pselect(2)` with an fd of which something may be remembered.
-///
-/// # Safety
-/// That of `pselect`.
-#[cold]
-#[inline(never)]
-unsafe fn pselect_special(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract; the C library reads the time, too.
-    if let Some(limit @ 1..) = from_timespec(unsafe { timeout.as_ref() })
-        // SAFETY: the caller's contract.
-        && let Some(call) = unsafe { Select::new(count, [read, write, except]) }
-        // SAFETY: the caller's contract.
-        && let Some(result) = unsafe { polls::wait(&call, limit, mask) }
-    {
-        return result;
-    }
-    // SAFETY: the caller's contract.
-    unsafe { CLibrary::pselect(count, read, write, except, timeout, mask) }
 }
 
 /// Forgets an fd that is about to be closed, or has another file than the one that the library knows.
@@ -378,12 +224,11 @@ pub extern "C-unwind" fn closefrom(first: c_int) {
     if fds::has_listener() {
         sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
     }
-    static NEXT: Next = Next::new(c"closefrom");
-    let address = NEXT.look_up();
-    if !address.is_null() {
-        type Function = unsafe extern "C-unwind" fn(c_int);
-        // SAFETY: this is the C library's function of that name, which has this type.
-        let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    type Function = unsafe extern "C-unwind" fn(c_int);
+    // SAFETY: the name is a C string.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"closefrom".as_ptr()) };
+    // SAFETY: this is null, or the C library's function of that name, which has this type.
+    if let Some(function) = unsafe { std::mem::transmute::<*mut c_void, Option<Function>>(next) } {
         // SAFETY: the program asked for it.
         return unsafe { function(first) };
     }

@@ -30,7 +30,6 @@ static END: extern "C" fn() = end;
 /// The constructor.
 extern "C" fn start() {
     lock::start();
-    settings::read();
     shared::map(settings::shared());
     stats::prepare();
     // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork

@@ -18,14 +18,18 @@ pub(crate) struct Locked {
     pub(crate) signals: u64,
 }
 
-/// Blocks the program's signals and locks the table.
-pub(crate) fn lock() -> Locked {
-    let signals = raw::block_signals();
+/// Blocks the program's signals and locks the table. Returns `None` in a child by `vfork` or a raw `clone`: the table is its
+/// parent's, of which a thread may have held the lock.
+pub(crate) fn lock() -> Option<Locked> {
+    if !is_owner() {
+        return None;
+    }
+    let signals = raw::set_mask(raw::PROGRAMS);
     let mut backoff = Backoff::new();
     while LOCK.swap(true, Ordering::Acquire) {
         backoff.wait();
     }
-    Locked { signals }
+    Some(Locked { signals })
 }
 
 impl Locked {
@@ -41,7 +45,7 @@ impl Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         LOCK.store(false, Ordering::Release);
-        raw::restore_signals(self.signals);
+        raw::set_mask(self.signals);
     }
 }
 

@@ -12,17 +12,18 @@
 //! last check and a nap has that nap go to what has the fd then.
 
 use std::ffi::{c_int, c_short};
+use std::ptr::{from_ref, null};
 
-use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, timespec, timeval};
 
-use crate::fds::{self, FIRST_SET, WORD};
+use crate::fds::{self, WORD};
 use crate::lock;
 use crate::next::CLibrary;
-use crate::raw::{self, NO_TIME, kernel};
-use crate::sets;
+use crate::raw::{self, kernel, to_timespec};
+use crate::sets::{self, Visitor};
 use crate::settings;
 use crate::shared;
-use crate::wait::{Events, NEVER, Sleeper, is_fine, to_timespec};
+use crate::wait::{Mask, NEVER, Sleeper};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
@@ -33,90 +34,63 @@ const LONGEST_LIST: usize = 4096;
 const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
 
-/// Takes note of an fd in a call, and returns whether it is a listening socket.
-fn is_listener(fd: c_int) -> bool {
-    if fds::kind(fd) >= FIRST_SET {
-        sets::polled(fd);
-    }
-    fds::is_listener(fd)
-}
-
 /// The program's call, which can be made again.
-pub(crate) trait Call {
-    /// Makes the call with a time to wait and a signal mask. Null stands for no limit, and for the thread's own mask.
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int;
+trait Call {
+    /// Makes the call with a time to wait. Null stands for no limit.
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int;
 
-    /// Calls `watch` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
-    fn each(&self, watch: &mut dyn FnMut(pollfd));
+    /// Makes the call, which waits for `limit` at most.
+    fn make_for(&self, limit: u64, mask: Mask) -> c_int {
+        let time = (limit != NEVER).then(|| to_timespec(limit));
+        self.make(time.as_ref().map_or(null(), from_ref), mask)
+    }
+
+    /// Calls `visitor` with each fd, and whether the last `make` found it ready to read. To be called after `make`.
+    fn each(&self, visitor: &mut Visitor<'_>);
 
     /// Returns whether the call holds a listening socket of which `events` has POLLIN, and takes note of all fds. To be called
     /// after `make`.
     fn has_listener(&self, events: fn(&pollfd) -> c_short) -> bool {
         let mut found = false;
         self.each(&mut |entry| {
-            found |= is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
+            sets::polled(entry.fd);
+            found |= fds::is_listener(entry.fd) && events(&entry) & libc::POLLIN != 0;
         });
         found
     }
 
     /// Undoes what the last `make` wrote, which returned 0.
-    fn undo(&self);
+    fn undo(&self) {}
 }
 
 /// A call of `poll` or `ppoll`.
-pub(crate) struct Poll {
+struct Poll {
     list: *mut pollfd,
     count: nfds_t,
 }
 
-impl Poll {
-    /// # Safety
-    /// The list must be valid for the kernel as long as the call lives, or the kernel must refuse it.
-    pub(crate) unsafe fn new(list: *mut pollfd, count: nfds_t) -> Self {
-        Poll { list, count }
-    }
-
-    /// Returns the entries; none if they are too many to look at. To be called after the kernel has read them.
-    fn entries(&self) -> &[pollfd] {
-        match usize::try_from(self.count) {
-            // SAFETY: by the contracts of `new` and of this function the list has as many entries.
-            Ok(count @ 1..=LONGEST_LIST) => unsafe { std::slice::from_raw_parts(self.list, count) },
-            _ => &[],
-        }
-    }
-}
-
 impl Call for Poll {
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
-        // SAFETY: the contract of `new`; the kernel checks the rest.
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int {
+        // SAFETY: the contract of `poll`; the kernel checks the rest.
         unsafe { CLibrary::ppoll(self.list, self.count, time, mask) }
     }
 
-    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
-        let entries = self.entries().iter().copied();
-        entries.filter(|entry| entry.fd >= 0).for_each(watch);
+    fn each(&self, visitor: &mut Visitor<'_>) {
+        if let Ok(count @ 1..=LONGEST_LIST) = usize::try_from(self.count) {
+            // SAFETY: the kernel has read as many entries.
+            let entries = unsafe { std::slice::from_raw_parts(self.list, count) };
+            let entries = entries.iter().copied();
+            entries.filter(|entry| entry.fd >= 0).for_each(visitor);
+        }
     }
-
-    fn undo(&self) {}
-}
-
-type Words = [u64; LAST_SELECTED / WORD];
-
-/// Returns a word of a set.
-///
-/// # Safety
-/// It must be readable.
-#[inline]
-unsafe fn word(set: *const fd_set, index: usize) -> u64 {
-    // SAFETY: the caller's contract.
-    unsafe { set.cast::<u64>().add(index).read_unaligned() }
 }
 
 /// A call of `select` or `pselect`.
 pub(crate) struct Select {
     count: c_int,
-    sets: [*mut fd_set; 3],
-    saved: [Words; 3],
+    /// The sets to read, to write and of exceptions, in words.
+    sets: [*mut u64; 3],
+    saved: [[u64; LAST_SELECTED / WORD]; 3],
 }
 
 impl Select {
@@ -124,51 +98,41 @@ impl Select {
     /// registers of the exported function alone. It reads nothing but the page of the stack that the thread uses.
     #[inline]
     pub(crate) fn is_special(read: *const fd_set) -> bool {
-        let is_ordinary = || {
-            fds::are_in_first_word()
+        let is_ordinary = read.is_null()
+            || fds::are_in_first_word()
                 && raw::is_known_readable(read.addr(), size_of::<u64>())
                 // SAFETY: the word can be read.
-                && unsafe { word(read, 0) } & fds::remembered(0) == 0
-        };
-        !read.is_null() && !is_ordinary()
+                && unsafe { read.cast::<u64>().read_unaligned() } & fds::remembered(0) == 0;
+        !is_ordinary
     }
 
-    /// Saves the sets. Returns `None` if they are too long, one cannot be read or has bits beyond the process's table of fds, or
-    /// none of the fds to read is a listening socket.
+    /// Saves the sets. Returns whether the library has a part in the call. It has none if the sets are too long, one cannot be
+    /// read or has bits beyond the process's table of fds, or none of the fds to read is a listening socket.
     ///
     /// # Safety
-    /// Sets that can be read must have `count` bits, rounded up to a word, as long as the call lives. `is_special` has returned true.
-    pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
-        let words = usize::try_from(count).ok()?.div_ceil(WORD);
+    /// The contract of `select`.
+    unsafe fn save(&mut self) -> bool {
+        let words = usize::try_from(self.count).map_or(0, |count| count.div_ceil(WORD));
         if !(1..=LAST_SELECTED / WORD).contains(&words) {
-            return None;
+            return false;
         }
+        let size = words * size_of::<u64>();
         // The kernel refuses other ones.
-        let is_readable = |set: &*mut fd_set| {
-            set.is_null() || raw::is_readable(set.addr(), words * size_of::<u64>())
+        let is_readable = |set: &*mut u64| set.is_null() || raw::is_readable(set.addr(), size);
+        let [read, others @ ..] = &self.sets;
+        let is_remembered = |index| {
+            // SAFETY: it is called if the set can be read.
+            let word = unsafe { read.add(index).read_unaligned() };
+            word & fds::remembered(index) != 0
         };
-        let [read, others @ ..] = &sets;
-        if !is_readable(read)
-            // SAFETY: the set can be read.
-            || !(0..words).any(|index| unsafe { word(*read, index) } & fds::remembered(index) != 0)
-            || !others.iter().all(is_readable)
-        {
-            return None;
+        if !is_readable(read) || !(0..words).any(is_remembered) || !others.iter().all(is_readable) {
+            return false;
         }
-        let mut call = Select {
-            count,
-            sets,
-            saved: [[0; LAST_SELECTED / WORD]; 3],
-        };
-        for (set, saved) in sets
-            .iter()
-            .zip(&mut call.saved)
-            .filter(|(set, _)| !set.is_null())
-        {
-            for (index, saved) in saved[..words].iter_mut().enumerate() {
-                // SAFETY: the set can be read.
-                *saved = unsafe { word(*set, index) };
-            }
+        let sets = self.sets.iter().zip(&mut self.saved);
+        for (set, saved) in sets.filter(|(set, _)| !set.is_null()) {
+            let (set, saved) = (set.cast::<u8>(), saved.as_mut_ptr().cast());
+            // SAFETY: the set can be read, and there is room for as many words.
+            unsafe { set.copy_to_nonoverlapping(saved, size) };
         }
         // The kernel looks at no bits beyond the process's table of fds, which has room for a word or more. They may be another
         // variable.
@@ -176,21 +140,21 @@ impl Select {
         let are_fds = |(index, &word): (usize, &u64)| {
             word == 0 || is_open(index * WORD + word.trailing_zeros() as usize)
         };
-        let mut saved = call.saved.iter();
-        let are_fds = saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds));
-        // Now, so that all fds are known, also if one is always ready.
-        (are_fds && call.has_listener(|entry| entry.events)).then_some(call)
+        let mut saved = self.saved.iter();
+        saved.all(|saved| saved.iter().enumerate().skip(1).all(are_fds))
+            // Now, so that all fds are known, also if one is always ready.
+            && self.has_listener(|entry| entry.events)
     }
 }
 
 impl Call for Select {
-    fn make(&self, time: *const timespec, mask: *const sigset_t) -> c_int {
-        let [read, write, except] = self.sets;
-        // SAFETY: the contract of `new`; the kernel checks the rest.
+    fn make(&self, time: *const timespec, mask: Mask) -> c_int {
+        let [read, write, except] = self.sets.map(|set| set.cast());
+        // SAFETY: the contract of `select`; the kernel checks the rest.
         unsafe { CLibrary::pselect(self.count, read, write, except, time, mask) }
     }
 
-    fn each(&self, watch: &mut dyn FnMut(pollfd)) {
+    fn each(&self, visitor: &mut Visitor<'_>) {
         for fd in 0..self.count {
             let (index, bit) = (fd as usize / WORD, fd as usize % WORD);
             let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
@@ -198,9 +162,9 @@ impl Call for Select {
             let asked = asked.filter(|(_, saved)| saved[index] >> bit & 1 != 0);
             let events = asked.fold(0, |events, (event, _)| events | event);
             if events != 0 {
-                // SAFETY: the contract of `new`; the set that is read is not null.
-                let is_ready = unsafe { word(self.sets[0], index) } >> bit & 1 != 0;
-                watch(pollfd {
+                // SAFETY: the contract of `select`; the set that is read is not null.
+                let is_ready = unsafe { self.sets[0].add(index).read_unaligned() } >> bit & 1 != 0;
+                visitor(pollfd {
                     fd,
                     events,
                     revents: if is_ready { libc::POLLIN } else { 0 },
@@ -213,109 +177,118 @@ impl Call for Select {
         for (set, saved) in self.sets.iter().zip(&self.saved) {
             let asked = saved.iter().enumerate().filter(|(_, word)| **word != 0);
             for (index, word) in asked {
-                // SAFETY: `new` has read the word from the set, and the kernel has just written it.
-                unsafe { set.cast::<u64>().add(index).write_unaligned(*word) };
+                // SAFETY: `save` has read the word from the set, and the kernel has just written it.
+                unsafe { set.add(index).write_unaligned(*word) };
             }
         }
     }
 }
 
-/// Makes a call with a time to wait. Returns `None` if the library has no part in it: then it is as it was.
+/// `poll(2)` and `ppoll(2)` for `limit` at most. A function of its own leaves the registers of the exported function alone.
+///
+/// # Safety
+/// That of `ppoll`.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn poll(list: *mut pollfd, count: nfds_t, limit: u64, mask: Mask) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { wait(&Poll { list, count }, limit, mask) }
+}
+
+/// `select(2)` and `pselect(2)` with an fd of which something may be remembered: `Select::is_special` has returned true.
+/// Stores in `left` the time that is left.
+///
+/// # Safety
+/// That of `pselect`.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn select(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limit: u64,
+    mask: Mask,
+    left: Option<&mut timeval>,
+) -> c_int {
+    let [read, write, except] = sets;
+    let (sets, saved) = (sets.map(|set| set.cast()), [[0; LAST_SELECTED / WORD]; 3]);
+    let mut call = Select { count, sets, saved };
+    // SAFETY: the caller's contract.
+    if !unsafe { call.save() } {
+        return match left {
+            // SAFETY: the caller's contract.
+            Some(time) => unsafe { CLibrary::select(count, read, write, except, time) },
+            None => call.make_for(limit, mask),
+        };
+    }
+    let end = raw::now().saturating_add(limit);
+    // SAFETY: the caller's contract.
+    let result = unsafe { wait(&call, limit, mask) };
+    if let Some(time) = left {
+        let left = to_timespec(end.saturating_sub(raw::now()));
+        time.tv_sec = left.tv_sec;
+        time.tv_usec = left.tv_nsec / 1000;
+    }
+    result
+}
+
+/// Makes a call that waits for `limit` at most.
 ///
 /// # Safety
 /// `mask` must be null or a live signal mask.
-#[cold]
-#[inline(never)]
-pub(crate) unsafe fn wait(call: &dyn Call, limit: u64, mask: *const sigset_t) -> Option<c_int> {
+unsafe fn wait(call: &dyn Call, limit: u64, mask: Mask) -> c_int {
     // The kernel refuses memory that it cannot read or write. Without this look the library would crash there.
-    let ready = call.make(&raw const NO_TIME, std::ptr::null());
+    let ready = call.make_for(0, null());
     if ready != 0 {
-        return Some(ready);
+        return ready;
     }
     call.undo();
-    let now = raw::now();
-    let end = now.saturating_add(limit);
-    if !call.has_listener(|entry| entry.events) {
-        return None;
+    if call.has_listener(|entry| entry.events)
+        && !settings::is_observing()
+        && let Some(sleeper) = open(call, limit)
+    {
+        // SAFETY: the caller's contract.
+        return sleeper.run(&|| unsafe { sleep(&sleeper, call, limit, mask) });
     }
-    if settings::is_observing() {
-        let ready = make_until(call, end, mask);
-        if ready > 0 && call.has_listener(|entry| entry.revents) {
-            shared::count_wakeup();
-        }
-        return Some(ready);
+    let ready = call.make_for(limit, mask);
+    if ready > 0 && settings::is_observing() && call.has_listener(|entry| entry.revents) {
+        shared::count_wakeup();
     }
-    let sleeper = open(call)?;
-    // SAFETY: the caller's contract.
-    Some(sleeper.run(&|| unsafe { sleep(&sleeper, call, now, end, mask) }))
-}
-
-/// Makes a call that waits until a time, in the kernel.
-fn make_until(call: &dyn Call, end: u64, mask: *const sigset_t) -> c_int {
-    let time = to_timespec(end.saturating_sub(raw::now()));
-    let time = if end == NEVER {
-        std::ptr::null()
-    } else {
-        &raw const time
-    };
-    call.make(time, mask)
+    ready
 }
 
 /// Opens a private set for a call; `None` if the call is the kernel's.
-fn open(call: &dyn Call) -> Option<Sleeper> {
-    if !lock::is_owner() {
-        // A child by a raw `clone`: a thread of its parent may have held the lock.
+fn open(call: &dyn Call, limit: u64) -> Option<Sleeper> {
+    let mut count = 0;
+    call.each(&mut |_| count += 1);
+    if count > MOST {
         return None;
     }
-    const UNUSED: pollfd = pollfd {
-        fd: -1,
-        events: 0,
-        revents: 0,
-    };
-    let (mut entries, mut count) = ([UNUSED; MOST], 0);
-    call.each(&mut |entry| {
-        if let Some(place) = entries.get_mut(count) {
-            *place = entry;
-        }
-        count += 1;
-    });
-    let entries = entries.get(..count)?;
     // A signal that comes from here on is delivered within the sleep, and ends it.
-    let locked = lock::lock();
-    let set = sets::open(&locked, entries)?;
-    Some(Sleeper::new(set, locked))
+    let locked = lock::lock()?;
+    let set = sets::open(&locked, |add| call.each(add))?;
+    Some(Sleeper::new(set, locked, limit))
 }
 
 /// Sleeps in the set of a call until something is ready, and returns what the call does. The program's signals are blocked.
 ///
 /// # Safety
 /// That of `wait`, within `Sleeper::run`.
-unsafe fn sleep(
-    sleeper: &Sleeper,
-    call: &dyn Call,
-    mut now: u64,
-    end: u64,
-    mask: *const sigset_t,
-) -> c_int {
-    const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
-    let mut buffer = [NOTHING; EVENTS];
-    let events = Events {
-        start: buffer.as_mut_ptr(),
-        capacity: EVENTS as c_int,
-        is_fine: end != NEVER && is_fine(end - now),
-    };
+unsafe fn sleep(sleeper: &Sleeper, call: &dyn Call, limit: u64, mask: Mask) -> c_int {
+    let mut buffer = [epoll_event { events: 0, u64: 0 }; EVENTS];
+    let mut now = raw::now();
+    let end = now.saturating_add(limit);
     loop {
         // SAFETY: the caller's contract, and the buffer has room for as many.
-        let count = unsafe { sleeper.sleep(&events, now, end, mask) };
+        let count = unsafe { sleeper.sleep(&raw mut buffer, now, end, mask) };
+        if count < 0 && raw::errno() == libc::EINTR {
+            return -1;
+        }
         let Ok(count) = usize::try_from(count) else {
-            if raw::errno() == libc::EINTR {
-                return -1;
-            }
             // The fd was taken from the set.
             break;
         };
         let are_listeners = sleeper.set.harvest(&mut buffer[..count]);
-        let ready = call.make(&raw const NO_TIME, std::ptr::null());
+        let ready = call.make_for(0, null());
         if ready != 0 || count == 0 {
             return ready;
         }
@@ -326,10 +299,11 @@ unsafe fn sleep(
         }
         // Another worker was quicker.
         shared::count_accept(false);
-        if !sleeper.go_last(settings::takes_turns()) {
+        let register = |locked: &_| sleeper.set.register(locked, settings::takes_turns());
+        if sleeper.locked(register).is_none() {
             break;
         }
         now = raw::now();
     }
-    make_until(call, end, sleeper.mask(mask))
+    call.make_for(end.saturating_sub(raw::now()), sleeper.mask(mask))
 }

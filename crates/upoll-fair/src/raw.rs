@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_short};
 
+use libc::timespec;
 use upoll_sys::signals;
 
 /// The size of the kernel's signal set.
@@ -40,25 +41,20 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Blocks the program's signals for the thread and returns the mask that held before.
-pub(crate) fn block_signals() -> u64 {
-    signals::change(libc::SIG_SETMASK, !signals::OF_THE_C_LIBRARY)
-}
+/// The program's signals.
+pub(crate) const PROGRAMS: u64 = !signals::OF_THE_C_LIBRARY;
 
 /// The signals that do nothing unless the program asks for more.
 const IGNORED_BY_DEFAULT: [c_int; 4] = [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
 
-/// Unblocks, of the signals that `block_signals` blocked and `before` does not hold, those that the program ignores by
-/// default or by `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that
-/// unblocks it.
+/// Unblocks, of the program's signals, those that `before` does not hold and that the program ignores by default or by
+/// `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that unblocks it.
 pub(crate) fn let_ignored_signals_pass(before: u64) {
-    let blocked = IGNORED_BY_DEFAULT
-        .into_iter()
-        .filter(|&signal| is_ignored(signal))
-        .fold(!signals::OF_THE_C_LIBRARY, |mask, signal| {
-            mask & !signals::bit(signal)
-        });
-    signals::change(libc::SIG_SETMASK, blocked | before);
+    let ignored = IGNORED_BY_DEFAULT
+        .iter()
+        .filter(|signal| is_ignored(**signal));
+    let blocked = ignored.fold(PROGRAMS, |mask, signal| mask & !signals::bit(*signal));
+    set_mask(blocked | before);
 }
 
 /// Returns whether the program ignores a signal that is ignored by default.
@@ -68,20 +64,26 @@ fn is_ignored(signal: c_int) -> bool {
     matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN)
 }
 
-pub(crate) fn restore_signals(mask: u64) {
-    signals::change(libc::SIG_SETMASK, mask);
+/// Sets the thread's signal mask and returns the one before.
+pub(crate) fn set_mask(mask: u64) -> u64 {
+    signals::change(libc::SIG_SETMASK, mask)
 }
 
-pub(crate) static NO_TIME: libc::timespec = libc::timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+/// In nanoseconds.
+pub(crate) const SECOND: u64 = 1_000_000_000;
+
+pub(crate) fn to_timespec(nanos: u64) -> timespec {
+    timespec {
+        tv_sec: (nanos / SECOND).cast_signed(),
+        tv_nsec: (nanos % SECOND).cast_signed(),
+    }
+}
 
 /// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> u64 {
-    let mut time = NO_TIME;
+    let mut time = to_timespec(0);
     kernel!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+    time.tv_sec.cast_unsigned() * SECOND + time.tv_nsec.cast_unsigned()
 }
 
 const PAGE: usize = 4096;
@@ -129,13 +131,13 @@ pub(crate) fn is_readable(start: usize, size: usize) -> bool {
         })
 }
 
-/// Returns a socket option that has the type `T`, or the negative error number.
-pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
+/// Returns a socket option that has the type `T`, or the error number.
+pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, c_int> {
     let mut value = T::default();
     let mut size = size_of::<T>();
     let (place, size) = (&raw mut value, &raw mut size);
     let result = kernel!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, place, size);
-    if result < 0 { Err(result) } else { Ok(value) }
+    upoll_sys::result(result).map(|_| value)
 }
 
 /// Returns which of `events` an fd is ready for.
@@ -145,7 +147,7 @@ pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
         events: c_short::try_from(events).unwrap_or(0),
         revents: 0,
     };
-    let no_time = &raw const NO_TIME;
-    kernel!(SYS_ppoll, &raw mut entry, 1, no_time, 0, MASK_SIZE);
+    let (list, no_time) = (&raw mut entry, to_timespec(0));
+    kernel!(SYS_ppoll, list, 1, &raw const no_time, 0, MASK_SIZE);
     u32::from(entry.revents.cast_unsigned()) & events
 }

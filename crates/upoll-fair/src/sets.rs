@@ -11,18 +11,17 @@
 //! has a thread in `epoll_wait`. Deleting and adding the socket is therefore a rotation. `EPOLL_CTL_ADD`
 //! polls the socket, so an event that arrives in between is not lost.
 //!
-//! Locking: changes hold the lock of `lock`, with the program's signals blocked. Fields are atomics, as a thread that returns from
-//! `epoll_wait` compares events with members without the lock; it takes what it finds as a hint.
+//! Locking: changes hold the lock of `lock`, with the program's signals blocked. Fields are atomic cells, as a thread that returns
+//! from `epoll_wait` compares events with members without the lock; it takes what it finds as a hint.
 
 use std::ffi::c_int;
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-};
+use std::mem::MaybeUninit;
 
-use libc::{epoll_event, pollfd};
+use crossbeam_utils::atomic::AtomicCell;
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event, pollfd};
 
 use crate::fds::{self, FIRST_SET, LISTENER, OPENING, UNKNOWN};
-use crate::lock::{Locked, is_owner, lock};
+use crate::lock::{Locked, lock};
 use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
@@ -32,34 +31,53 @@ use crate::shared::{self, Group};
 const SETS: usize = 240;
 /// Further listening sockets of a set stay as the program registered them.
 const MEMBERS: usize = 8;
-const NONE: c_int = -1;
 
 const IN: u32 = libc::EPOLLIN as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The events that the kernel accepts beside `EPOLLEXCLUSIVE`.
-const ACCEPTED: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
-    | libc::EPOLLWAKEUP as u32
-    | EDGE
-    | EXCLUSIVE;
+const ACCEPTED: u32 = IN | HUP | EDGE | EXCLUSIVE | MORE_ACCEPTED;
+const MORE_ACCEPTED: u32 = (libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLWAKEUP) as u32;
 /// Events that a listening socket never reports, or only together with `EPOLLHUP`: the library adds them itself.
 const DISPENSABLE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
 
 /// `kcmp(2)`: whether two fds are of one open file.
 const KCMP_FILE: usize = 0;
 
-/// Registered as the program asked, to be made exclusive.
-const PENDING: u8 = 0;
-/// Registered as the program asked, and to stay so.
-const PLAIN: u8 = 1;
-/// Registered with `EPOLLEXCLUSIVE`, which the program does not know.
-const MADE_EXCLUSIVE: u8 = 2;
-/// The program asked for `EPOLLEXCLUSIVE`.
-const ASKED_EXCLUSIVE: u8 = 3;
-/// Not registered: the member is new in a private set, or the kernel had no memory to register it again. The next wait
-/// tries once more.
-const LOST: u8 = 4;
+/// How a member is registered.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// There is no member in this place.
+    Free = 0,
+    /// As the program asked, to be made exclusive.
+    Pending,
+    /// As the program asked, and to stay so.
+    Plain,
+    /// With `EPOLLEXCLUSIVE`, which the program does not know.
+    MadeExclusive,
+    /// The program asked for `EPOLLEXCLUSIVE`.
+    AskedExclusive,
+    /// Not at all: the member is new in a private set, or the kernel had no memory to register it again. The next wait tries
+    /// once more.
+    Lost,
+}
+
+/// The use of a place in the table.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// There is no set.
+    Free = 0,
+    /// A set of the program.
+    Programs,
+    /// A set of the program that stays as it is registered: the parent made it before a `fork`, or it was polled or is a member of
+    /// another set.
+    LeftAlone,
+    /// A set in which a thread sleeps in `poll` or `select`.
+    Private,
+}
 
 /// Private sets have fds from here on, if the process may have such: programs expect the lowest free fds to be theirs.
 /// Beyond 63 the kernel would have to enlarge the table of fds, whose size shows in what `select` reads.
@@ -67,71 +85,58 @@ const FIRST_PRIVATE: c_int = 32;
 
 /// A listening socket in a set.
 struct Member {
-    fd: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
-    state: AtomicU8,
+    state: AtomicCell<State>,
+    fd: AtomicCell<c_int>,
+    events: AtomicCell<u32>,
+    data: AtomicCell<u64>,
     /// `accept` was called since the last event, so an edge-triggered one may be reported again.
-    answered: AtomicBool,
+    answered: AtomicCell<bool>,
 }
 
 pub(crate) struct Set {
-    epfd: AtomicI32,
+    kind: AtomicCell<Kind>,
+    pub(crate) epfd: AtomicCell<c_int>,
     members: [Member; MEMBERS],
     /// Wakeups since the last rotation.
-    wakeups: AtomicU32,
-    /// The set stays as it is registered: the parent made it before a `fork`, or it was polled or is a member of another set.
-    left_alone: AtomicBool,
-    is_private: AtomicBool,
+    wakeups: AtomicCell<u32>,
     /// The sum of the cookies of exclusive members.
-    key: AtomicU64,
+    key: AtomicCell<u64>,
     /// The time at which a thread last checked whether a connection waits that no worker accepts.
-    looked: AtomicU64,
-    /// The number of times that a set in this place was closed.
-    closes: AtomicU32,
+    looked: AtomicCell<u64>,
+    /// The number of times that a set in this place was closed. As long as that stays the same, the fd is that of the set,
+    /// unless a raw system call closed it.
+    pub(crate) closes: AtomicCell<u32>,
 }
 
-static TABLE: [Set; SETS] = [const {
-    Set {
-        epfd: AtomicI32::new(NONE),
-        members: [const {
-            Member {
-                fd: AtomicI32::new(NONE),
-                events: AtomicU32::new(0),
-                data: AtomicU64::new(0),
-                state: AtomicU8::new(PENDING),
-                answered: AtomicBool::new(true),
-            }
-        }; MEMBERS],
-        wakeups: AtomicU32::new(0),
-        left_alone: AtomicBool::new(false),
-        is_private: AtomicBool::new(false),
-        key: AtomicU64::new(0),
-        looked: AtomicU64::new(0),
-        closes: AtomicU32::new(0),
-    }
-}; SETS];
+// SAFETY: zeros are numbers, false and the first of each kind. So all places are free.
+static TABLE: [Set; SETS] = unsafe { MaybeUninit::zeroed().assume_init() };
 
 /// So many entries of the table were in use at some time.
-static USED: AtomicUsize = AtomicUsize::new(0);
+static USED: AtomicCell<usize> = AtomicCell::new(0);
 /// A member is or was edge-triggered.
-static HAS_EDGES: AtomicBool = AtomicBool::new(false);
+static HAS_EDGES: AtomicCell<bool> = AtomicCell::new(false);
 
 fn sets() -> impl Iterator<Item = &'static Set> {
-    TABLE.iter().take(USED.load(Ordering::Relaxed))
+    let sets = TABLE.iter().take(USED.load());
+    sets.filter(|set| set.kind.load() != Kind::Free)
+}
+
+/// Returns the members that stand for an fd, and their sets.
+fn members_of(fd: c_int) -> impl Iterator<Item = (&'static Set, &'static Member)> {
+    sets().filter_map(move |set| Some((set, set.member(fd)?)))
 }
 
 /// Marks the sets of the parent, in the child, which has no other thread, and closes the private ones. `are_ours`: their fds
 /// are not the program's by now, as they may be in a child by a raw `clone`, of which this process is one.
 pub(crate) fn after_fork(are_ours: bool) {
-    for set in sets().filter(|set| set.epfd() != NONE) {
+    for set in sets() {
         if set.is_private() {
             if are_ours {
-                kernel!(SYS_close, set.epfd());
+                kernel!(SYS_close, set.epfd.load());
             }
-            set.forget();
+            forget_fd(set.epfd.load());
         } else {
-            set.left_alone.store(true, Ordering::Relaxed);
+            set.kind.store(Kind::LeftAlone);
         }
     }
 }
@@ -139,7 +144,7 @@ pub(crate) fn after_fork(are_ours: bool) {
 fn at(epfd: c_int) -> Option<&'static Set> {
     let index = fds::kind(epfd).checked_sub(FIRST_SET)?;
     let set = TABLE.get(usize::from(index))?;
-    (set.epfd() == epfd).then_some(set)
+    (set.kind.load() != Kind::Free && set.epfd.load() == epfd).then_some(set)
 }
 
 /// Returns the set of an fd, if it is the program's. A call on the fd of a private set is about a file that the library
@@ -159,48 +164,38 @@ fn exclusive_mask(events: u32) -> Option<u32> {
     is_possible.then_some(events & ACCEPTED | EXCLUSIVE)
 }
 
-fn state_of(events: u32) -> u8 {
-    if settings::is_observing() {
-        PLAIN
-    } else if events & EXCLUSIVE != 0 {
-        ASKED_EXCLUSIVE
-    } else if exclusive_mask(events).is_some() {
-        PENDING
-    } else {
-        PLAIN
+fn state_of(events: u32) -> State {
+    match exclusive_mask(events) {
+        _ if settings::is_observing() => State::Plain,
+        _ if events & EXCLUSIVE != 0 => State::AskedExclusive,
+        Some(_) => State::Pending,
+        None => State::Plain,
     }
 }
 
 impl Member {
-    fn fd(&self) -> c_int {
-        self.fd.load(Ordering::Relaxed)
-    }
-
-    fn events(&self) -> u32 {
-        self.events.load(Ordering::Relaxed)
-    }
-
-    fn state(&self) -> u8 {
-        self.state.load(Ordering::Relaxed)
-    }
-
     fn is_exclusive(&self) -> bool {
-        matches!(self.state(), MADE_EXCLUSIVE | ASKED_EXCLUSIVE)
+        let state = self.state.load();
+        state == State::MadeExclusive || state == State::AskedExclusive
     }
 
-    fn record(&self, event: epoll_event) {
-        self.events.store(event.events, Ordering::Relaxed);
-        self.data.store(event.u64, Ordering::Relaxed);
-        self.state.store(state_of(event.events), Ordering::Relaxed);
+    fn is_lost(&self) -> bool {
+        self.state.load() == State::Lost
+    }
+
+    fn record(&self, event: epoll_event, state: State) {
+        self.events.store(event.events);
+        self.data.store(event.u64);
+        self.state.store(state);
     }
 
     fn forget(&self) {
-        self.fd.store(NONE, Ordering::Relaxed);
+        self.state.store(State::Free);
     }
 
     /// Registers the member as the program asked, for good.
     fn leave(&self, epfd: c_int) {
-        if matches!(self.state(), MADE_EXCLUSIVE | LOST) {
+        if matches!(self.state.load(), State::MadeExclusive | State::Lost) {
             self.register_again(epfd, false);
         }
         self.forget();
@@ -208,34 +203,29 @@ impl Member {
 
     /// Returns whether registering the member again reports nothing that the kernel would not report.
     fn can_rotate(&self) -> bool {
-        self.events() & EDGE == 0 || self.answered.load(Ordering::Relaxed)
+        self.events.load() & EDGE == 0 || self.answered.load()
     }
 
     fn add(&self, epfd: c_int, is_exclusive: bool) -> isize {
-        let events = self.events();
-        let mask = exclusive_mask(events)
-            .filter(|_| is_exclusive)
-            .unwrap_or(events);
-        let event = epoll_event {
-            events: mask,
-            u64: self.data.load(Ordering::Relaxed),
-        };
-        let result = register(epfd, self.fd(), &event);
-        let state = match (result, mask & EXCLUSIVE, events & EXCLUSIVE) {
-            (..0, ..) => LOST,
-            (_, 0, _) => state_of(events),
-            (_, _, 0) => MADE_EXCLUSIVE,
-            _ => ASKED_EXCLUSIVE,
-        };
-        self.state.store(state, Ordering::Relaxed);
+        let asked = self.events.load();
+        let mask = exclusive_mask(asked).filter(|_| is_exclusive);
+        let events = mask.unwrap_or(asked);
+        let u64 = self.data.load();
+        let result = register(epfd, self.fd.load(), &epoll_event { events, u64 });
+        self.state.store(match result {
+            ..0 => State::Lost,
+            _ if (events & !asked) & EXCLUSIVE != 0 => State::MadeExclusive,
+            _ => state_of(asked),
+        });
         result
     }
 
     /// Registers the member again: a deleted one is not in the kernel, so that only a lack of memory makes the
     /// second call fail. Returns the error of the first call, after which the member is forgotten.
     fn register_again(&self, epfd: c_int, is_exclusive: bool) -> isize {
-        if self.state() != LOST {
-            let result = kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_DEL, self.fd(), 0);
+        if !self.is_lost() {
+            let fd = self.fd.load();
+            let result = kernel!(SYS_epoll_ctl, epfd, EPOLL_CTL_DEL, fd, 0);
             if result < 0 {
                 // Another process, or another thread by a raw system call, closed or deleted it.
                 self.forget();
@@ -249,120 +239,101 @@ impl Member {
 
 impl Set {
     fn members(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.fd() != NONE)
+        let members = self.members.iter();
+        members.filter(|member| member.state.load() != State::Free)
     }
 
     fn member(&self, fd: c_int) -> Option<&Member> {
-        self.members().find(|member| member.fd() == fd)
-    }
-
-    pub(crate) fn epfd(&self) -> c_int {
-        self.epfd.load(Ordering::Relaxed)
-    }
-
-    fn forget(&self) {
-        fds::set_kind(self.epfd(), UNKNOWN);
-        self.give_up();
+        self.members().find(|member| member.fd.load() == fd)
     }
 
     /// Frees the place, and leaves the fd marked.
     fn give_up(&self) {
-        for member in &self.members {
-            member.forget();
-        }
-        self.closes.fetch_add(1, Ordering::Relaxed);
-        self.epfd.store(NONE, Ordering::Relaxed);
+        self.members.iter().for_each(Member::forget);
+        self.closes.fetch_add(1);
+        self.kind.store(Kind::Free);
     }
 
     /// Returns whether the set stays as it is registered. A wait in it needs no naps.
     pub(crate) fn is_left_alone(&self) -> bool {
-        self.left_alone.load(Ordering::Relaxed)
+        self.kind.load() == Kind::LeftAlone
     }
 
-    /// Returns whether the set is that of `epfd`, as `find` returned it before the table was locked.
-    pub(crate) fn is_at(&self, epfd: c_int, _: &Locked) -> bool {
-        at(epfd).is_some_and(|set| std::ptr::eq(set, self))
-    }
-
-    /// Returns how often a set in this place was closed. As long as that stays the same, the fd is that of the set, unless
-    /// a raw system call closed it.
-    pub(crate) fn closes(&self) -> u32 {
-        self.closes.load(Ordering::Relaxed)
+    /// Locks the table if the set is still that of `epfd`, as `find` has returned it. Another thread may just have closed it.
+    pub(crate) fn lock_at(&self, epfd: c_int) -> Option<Locked> {
+        lock().filter(|_| at(epfd).is_some_and(|set| std::ptr::eq(set, self)))
     }
 
     pub(crate) fn is_private(&self) -> bool {
-        self.is_private.load(Ordering::Relaxed)
+        self.kind.load() == Kind::Private
     }
 
     /// Returns the group of workers that wait for the same sockets; `None` if no member is exclusive.
     pub(crate) fn group(&self) -> Option<&'static Group> {
-        match self.key.load(Ordering::Relaxed) {
-            0 => None,
-            key => shared::group(key),
-        }
+        let key = self.key.load();
+        if key == 0 { None } else { shared::group(key) }
     }
 
     /// Returns whether a wait has to look after members from time to time.
     pub(crate) fn needs_naps(&self) -> bool {
-        self.members()
-            .any(|member| member.is_exclusive() || member.state() == LOST)
+        let mut members = self.members();
+        members.any(|member| member.is_exclusive() || member.is_lost())
     }
 
     /// Returns whether the kernel lacks a registration.
     pub(crate) fn has_lost(&self) -> bool {
-        self.members().any(|member| member.state() == LOST)
+        self.members().any(Member::is_lost)
     }
 
     /// Makes new members exclusive, and moves the others to the end of the line if `is_due`.
     pub(crate) fn register(&self, _: &Locked, is_due: bool) {
         let (mut changed, mut rotated) = (false, false);
         for member in self.members() {
-            match member.state() {
-                state @ (LOST | PENDING) if state == LOST || member.can_rotate() => {
-                    member.register_again(self.epfd(), true);
-                    changed = true;
-                }
-                MADE_EXCLUSIVE | ASKED_EXCLUSIVE if is_due && member.can_rotate() => {
-                    changed |= member.register_again(self.epfd(), true) < 0;
-                    rotated = true;
-                }
-                _ => {}
+            let is_pending = member.state.load() == State::Pending && member.can_rotate();
+            let is_new = is_pending || member.is_lost();
+            let is_moved = is_due && member.is_exclusive() && member.can_rotate();
+            if is_new || is_moved {
+                let is_gone = member.register_again(self.epfd.load(), true) < 0;
+                changed |= is_new || is_gone;
+                rotated |= is_moved;
             }
         }
         if rotated {
-            self.wakeups.store(0, Ordering::Relaxed);
+            self.wakeups.store(0);
             shared::count(|worker| &worker.rotations);
         }
         if changed {
             let exclusive = self.members().filter(|member| member.is_exclusive());
-            let key = exclusive.fold(0, |key: u64, member| key.wrapping_add(cookie(member.fd())));
-            self.key.store(key, Ordering::Relaxed);
+            // The kernel's unique number of a socket.
+            let cookie = |member: &Member| raw::socket_option(member.fd.load(), libc::SO_COOKIE);
+            let cookies = exclusive.map(|member| cookie(member).unwrap_or(1));
+            self.key.store(cookies.fold(0, u64::wrapping_add));
         }
     }
 
     /// Returns whether a wait has to look after members before it sleeps. Waits that end before their first nap does would
     /// never look.
     pub(crate) fn has_to_look(&self, now: u64) -> bool {
-        let looked = self.looked.load(Ordering::Relaxed);
-        self.needs_naps()
-            && looked.saturating_add(shared::SHORT) <= now
-            && self
-                .group()
-                .is_none_or(|group| group.is_to_look(looked, now))
+        let looked = self.looked.load();
+        let is_past = looked.saturating_add(shared::SHORT) <= now;
+        let is_to_look = |group: &Group| group.is_to_look(looked, now);
+        is_past && self.needs_naps() && self.group().is_none_or(is_to_look)
     }
 
-    /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.
+    /// Registers members again whose socket is ready, as no worker accepted in time, and lost ones. Returns whether there are any,
+    /// and counts a rescue then.
     pub(crate) fn rescue(&self, _: &Locked, now: u64) -> bool {
-        self.looked.store(now, Ordering::Relaxed);
+        self.looked.store(now);
         let late = self.members().filter(|member| {
-            let is_late = member.is_exclusive()
-                && member.can_rotate()
-                && raw::readiness(member.fd(), IN) != 0;
-            is_late || member.state() == LOST
+            let is_checked = member.is_exclusive() && member.can_rotate();
+            member.is_lost() || is_checked && raw::readiness(member.fd.load(), IN) != 0
         });
-        late.filter(|member| member.register_again(self.epfd(), true) >= 0)
-            .count()
-            > 0
+        let late = late.filter(|member| member.register_again(self.epfd.load(), true) >= 0);
+        let is_found = late.count() > 0;
+        if is_found {
+            shared::count(|worker| &worker.rescues);
+        }
+        is_found
     }
 
     /// Takes note of the wakeups among `events`, which the kernel returned, and completes them. Returns whether all of them
@@ -372,21 +343,20 @@ impl Set {
         for event in events {
             let data = event.u64;
             let mut members = self.members();
-            let Some(member) = members.find(|member| member.data.load(Ordering::Relaxed) == data)
-            else {
+            let Some(member) = members.find(|member| member.data.load() == data) else {
                 are_members = false;
                 continue;
             };
             woken |= event.events & IN != 0;
-            member.answered.store(false, Ordering::Relaxed);
-            let asked = member.events();
-            if event.events & HUP != 0 && member.state() == MADE_EXCLUSIVE {
+            member.answered.store(false);
+            if event.events & HUP != 0 && member.state.load() == State::MadeExclusive {
                 // The kernel was not asked for these.
-                event.events |= raw::readiness(member.fd(), asked & DISPENSABLE);
+                let more = member.events.load() & DISPENSABLE;
+                event.events |= raw::readiness(member.fd.load(), more);
             }
         }
         if woken {
-            self.wakeups.fetch_add(1, Ordering::Relaxed);
+            self.wakeups.fetch_add(1);
             shared::count_wakeup();
             if let Some(group) = self.group() {
                 group.woken(raw::now());
@@ -397,7 +367,7 @@ impl Set {
 
     /// Returns whether a worker with so many wakeups is to go to the end of the line.
     pub(crate) fn is_due(&self) -> bool {
-        let wakeups = self.wakeups.load(Ordering::Relaxed);
+        let wakeups = self.wakeups.load();
         match settings::policy() {
             Policy::Every(count) => wakeups >= count,
             Policy::Adaptive => {
@@ -408,79 +378,79 @@ impl Set {
         }
     }
 
-    /// Records a listening socket. Returns its member; `None` if there is no place for it.
-    fn remember(&self, fd: c_int, event: epoll_event) -> Option<&Member> {
-        let free = self.members.iter().find(|member| member.fd() == NONE);
-        let member = self.member(fd).or(free)?;
-        member.record(event);
-        member.answered.store(true, Ordering::Relaxed);
-        HAS_EDGES.fetch_or(event.events & EDGE != 0, Ordering::Relaxed);
-        member.fd.store(fd, Ordering::Relaxed);
-        Some(member)
+    /// Records a listening socket. Returns whether there is a place for it.
+    fn remember(&self, fd: c_int, event: epoll_event, state: State) -> bool {
+        let mut places = self.members.iter();
+        let free = || places.find(|member| member.state.load() == State::Free);
+        let place = self.member(fd).or_else(free);
+        if let Some(member) = place {
+            member.fd.store(fd);
+            member.answered.store(true);
+            HAS_EDGES.fetch_or(event.events & EDGE != 0);
+            member.record(event, state);
+        }
+        place.is_some()
     }
 
     /// Closes a private set.
     pub(crate) fn close(&self, _: &Locked) {
-        let epfd = self.epfd();
+        let epfd = self.epfd.load();
         // Before the fd is free: the child of a fork in between would close what another thread has opened there.
         self.give_up();
         close_opened(epfd);
     }
 
-    /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
+    /// Registers every member of a set of the program as it asked, for good. The fd stays known, so that a close is noticed.
     fn leave_alone(&self, _: &Locked) {
-        if self.left_alone.swap(true, Ordering::Relaxed) {
-            return;
+        let change = self.kind.compare_exchange(Kind::Programs, Kind::LeftAlone);
+        if change.is_ok() {
+            self.members()
+                .for_each(|member| member.leave(self.epfd.load()));
         }
-        self.members().for_each(|member| member.leave(self.epfd()));
     }
 }
 
 fn register(epfd: c_int, fd: c_int, event: *const epoll_event) -> isize {
-    kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event)
-}
-
-/// Returns the kernel's unique number of a socket.
-fn cookie(fd: c_int) -> u64 {
-    raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
+    kernel!(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, event)
 }
 
 /// Takes note of a new epoll fd: what was known about the fd belonged to another file.
-pub(crate) fn created(epfd: c_int) -> c_int {
-    if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
-        forget_fd(&lock(), epfd);
+pub(crate) fn created(epfd: c_int) {
+    if fds::kind(epfd) != UNKNOWN
+        && let Some(_locked) = lock()
+    {
+        forget_fd(epfd);
     }
-    epfd
 }
 
-/// Forgets what is known about an fd that has just got another file.
-fn forget_fd(_: &Locked, fd: c_int) {
+/// Forgets what is known about an fd that has just got another file, or is about to lose it.
+fn forget_fd(fd: c_int) {
     if let Some(set) = at(fd) {
-        set.forget();
+        set.give_up();
     }
     fds::set_kind(fd, UNKNOWN);
 }
 
 /// Takes a free place of the table for the fd of a set; `None` if there is none, or no room for the fd in the table of kinds.
-fn claim(_: &Locked, epfd: c_int, is_private: bool) -> Option<&'static Set> {
-    let index = TABLE.iter().position(|set| set.epfd() == NONE)?;
-    fds::set_kind(epfd, FIRST_SET + u8::try_from(index).ok()?);
-    let set = &TABLE[index];
-    USED.fetch_max(index + 1, Ordering::Relaxed);
-    set.wakeups.store(0, Ordering::Relaxed);
-    set.key.store(0, Ordering::Relaxed);
-    set.left_alone.store(false, Ordering::Relaxed);
-    set.is_private.store(is_private, Ordering::Relaxed);
-    set.epfd.store(epfd, Ordering::Relaxed);
-    if at(epfd).is_none() {
-        set.forget();
-        return None;
-    }
-    Some(set)
+fn claim(_: &Locked, epfd: c_int, kind: Kind) -> Option<&'static Set> {
+    let mut places = TABLE.iter().enumerate();
+    let (index, set) = places.find(|(_, set)| set.kind.load() == Kind::Free)?;
+    let mark = FIRST_SET + u8::try_from(index).ok()?;
+    fds::set_kind(epfd, mark);
+    USED.fetch_max(index + 1);
+    set.wakeups.store(0);
+    set.key.store(0);
+    set.epfd.store(epfd);
+    let has_room = fds::kind(epfd) == mark;
+    set.kind.store(if has_room { kind } else { Kind::Free });
+    has_room.then_some(set)
 }
 
-/// Opens a private set that holds `entries`, each with its index for data. Returns `None` if it cannot stand in for `poll`.
-pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> {
+/// Takes one entry of a `poll`, or what stands for one in a `select`.
+pub(crate) type Visitor<'a> = dyn FnMut(pollfd) + 'a;
+
+/// Opens a private set for the entries that `visit` passes on. Returns `None` if it cannot stand in for `poll`.
+pub(crate) fn open(locked: &Locked, visit: impl FnOnce(&mut Visitor<'_>)) -> Option<&'static Set> {
     let mut epfd = opened(locked, kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC))?;
     if epfd < FIRST_PRIVATE {
         let high = kernel!(SYS_fcntl, epfd, libc::F_DUPFD_CLOEXEC, FIRST_PRIVATE);
@@ -489,30 +459,27 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
             epfd = high;
         }
     }
-    let Some(set) = claim(locked, epfd, true) else {
+    let Some(set) = claim(locked, epfd, Kind::Private) else {
         close_opened(epfd);
         return None;
     };
-    let mut are_all_added = true;
-    for (index, entry) in entries.iter().enumerate() {
+    let (mut are_all_added, mut index) = (true, 0);
+    visit(&mut |entry| {
         // POLLNVAL is never asked for; the other bits mean the same in both.
         let events = u32::from((entry.events & !libc::POLLNVAL).cast_unsigned());
-        let mut event = epoll_event {
-            events,
-            u64: index as u64,
-        };
+        let mut event = epoll_event { events, u64: index };
+        index += 1;
         if entry.events & libc::POLLOUT == 0 && events & IN != 0 && fds::kind(entry.fd) == LISTENER
         {
             event.events = IN;
-            if let Some(member) = set.remember(entry.fd, event) {
-                member.state.store(LOST, Ordering::Relaxed);
-                continue;
+            if set.remember(entry.fd, event, State::Lost) {
+                return;
             }
         }
         are_all_added &= register(epfd, entry.fd, &event) >= 0;
-    }
+    });
     set.register(locked, false);
-    if !are_all_added || set.key.load(Ordering::Relaxed) == 0 || set.has_lost() {
+    if !are_all_added || set.key.load() == 0 || set.has_lost() {
         set.close(locked);
         return None;
     }
@@ -520,9 +487,9 @@ pub(crate) fn open(locked: &Locked, entries: &[pollfd]) -> Option<&'static Set> 
 }
 
 /// Takes note of an fd that the kernel has just opened for the library; `None` if it returned an error.
-fn opened(locked: &Locked, fd: isize) -> Option<c_int> {
+fn opened(_: &Locked, fd: isize) -> Option<c_int> {
     let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    forget_fd(locked, fd);
+    forget_fd(fd);
     fds::set_kind(fd, OPENING);
     Some(fd)
 }
@@ -538,164 +505,129 @@ fn close_opened(fd: c_int) {
 /// # Safety
 /// That of `epoll_ctl`.
 #[cold]
-pub(crate) unsafe fn control(
-    epfd: c_int,
-    operation: c_int,
-    fd: c_int,
-    event: *mut epoll_event,
-) -> c_int {
-    let straight = || kernel!(SYS_epoll_ctl, epfd, operation, fd, event);
-    if !is_owner() {
+pub(crate) unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let straight = || kernel!(SYS_epoll_ctl, epfd, op, fd, event);
+    let Some(locked) = lock() else {
         return give(straight());
-    }
-    let locked = lock();
-    if let Some(inner) = of_program(fd) {
-        // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
-        if operation == libc::EPOLL_CTL_ADD {
-            inner.leave_alone(&locked);
-        }
-        return give(straight());
-    }
-    if operation == libc::EPOLL_CTL_ADD && !fds::is_listener(fd) {
-        forget_listener(&locked, fd);
-        return give(straight());
-    }
+    };
     let known = of_program(epfd)
         .and_then(|set| Some((set, set.member(fd)?)))
         .or_else(|| find_alias(epfd, fd));
-    let result = match (operation, known) {
-        (libc::EPOLL_CTL_ADD, Some((set, member)))
-            if member.state() == LOST && member.add(set.epfd(), true) >= 0 =>
+    let result = match (op, known) {
+        (EPOLL_CTL_ADD, _) if !fds::is_listener(fd) => {
+            if let Some(inner) = of_program(fd) {
+                // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
+                inner.leave_alone(&locked);
+            }
+            // It is no listening socket any more.
+            members_of(fd).for_each(|(_, member)| member.forget());
+            straight()
+        }
+        (EPOLL_CTL_ADD, Some((set, member)))
+            if member.is_lost() && member.add(set.epfd.load(), true) >= 0 =>
         {
             -libc::EEXIST as isize
         }
-        (libc::EPOLL_CTL_ADD, _) => {
+        (EPOLL_CTL_ADD, _) => {
             let result = straight();
-            if let Some((_, stale)) = known.filter(|_| result >= 0) {
-                stale.forget();
-            }
             if result >= 0 {
+                known.inspect(|(_, stale)| stale.forget());
                 // SAFETY: the kernel has just read it.
                 record(&locked, epfd, fd, unsafe { event.read_unaligned() });
             }
             result
         }
-        (libc::EPOLL_CTL_DEL, Some((_, member))) => {
-            let result = if member.state() == LOST {
-                0
-            } else {
-                straight()
-            };
+        (EPOLL_CTL_DEL, Some((_, member))) => {
+            let result = if member.is_lost() { 0 } else { straight() };
             // After an error there is nothing to look after, either.
             member.forget();
             result
         }
-        // SAFETY: the caller's contract.
-        (libc::EPOLL_CTL_MOD, Some((set, member))) => unsafe {
-            modify(set, member, event, straight)
-        },
+        // SAFETY: the kernel has read the event, unless it has returned EFAULT.
+        (EPOLL_CTL_MOD, Some((set, member))) => unsafe { modify(set, member, event, straight()) },
         _ => straight(),
     };
     give(result)
 }
 
-/// `EPOLL_CTL_MOD` of a member. The kernel refuses it for an exclusive one.
+/// `EPOLL_CTL_MOD` of a member, for which the kernel has returned `result`. It refuses the call for an exclusive one.
 ///
 /// # Safety
-/// That of `epoll_ctl`, which is `straight`.
-unsafe fn modify(
-    set: &Set,
-    member: &Member,
-    event: *mut epoll_event,
-    straight: impl Fn() -> isize,
-) -> isize {
-    let result = straight();
-    let refused = -libc::EINVAL as isize;
-    let not_there = -libc::ENOENT as isize;
-    match member.state() {
-        // Refused as the program asked for it, or as what it asks for now is wrong in any case.
-        MADE_EXCLUSIVE if result == refused => {}
-        LOST if result == not_there => {}
-        _ => {
-            if result >= 0 {
-                // SAFETY: the kernel has just read it.
-                member.record(unsafe { event.read_unaligned() });
-            }
-            return result;
-        }
+/// Unless the result is `EFAULT`, the kernel must have read the event.
+unsafe fn modify(set: &Set, member: &Member, event: *mut epoll_event, result: isize) -> isize {
+    let state = member.state.load();
+    let is_refused = match state {
+        State::MadeExclusive => result == -libc::EINVAL as isize,
+        State::Lost => result == -libc::ENOENT as isize,
+        _ => false,
+    };
+    if result < 0 && !is_refused {
+        return result;
     }
-    // SAFETY: the kernel reads it before it looks at anything else; otherwise the call failed with EFAULT.
+    // SAFETY: the caller's contract.
     let event = unsafe { event.read_unaligned() };
-    if event.events & EXCLUSIVE != 0 {
-        return refused;
+    if !is_refused {
+        member.record(event, state_of(event.events));
+        return result;
     }
-    let state = member.state();
-    member.record(event);
-    member.state.store(state, Ordering::Relaxed);
+    // A MOD may not ask for it in any case.
+    if event.events & EXCLUSIVE != 0 {
+        return result;
+    }
+    member.record(event, state);
     // The member is deleted by now. Without memory to add it, it stays lost until the next wait or look: a failure would leave
     // the program with what it had asked for before, or without it.
-    member.register_again(set.epfd(), !set.is_left_alone())
+    member.register_again(set.epfd.load(), !set.is_left_alone())
 }
 
 /// Returns the member of a set that `epfd` is another fd of.
 fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)> {
     let process = shared::process();
     let is_same = |other: c_int| kernel!(SYS_kcmp, process, process, KCMP_FILE, epfd, other) == 0;
-    let found = sets().filter_map(|set| Some((set, set.member(fd)?)));
-    let mut found = found.filter(|(set, _)| set.epfd() != epfd && !set.is_private());
-    found.find(|(set, _)| is_same(set.epfd()))
+    let mut found = members_of(fd).filter(|(set, _)| set.epfd.load() != epfd && !set.is_private());
+    found.find(|(set, _)| is_same(set.epfd.load()))
 }
 
 fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
-    let is_new = fds::kind(epfd) == UNKNOWN;
-    let set = of_program(epfd).or_else(|| is_new.then(|| claim(locked, epfd, false)).flatten());
+    let set = match of_program(epfd) {
+        None if fds::kind(epfd) == UNKNOWN => claim(locked, epfd, Kind::Programs),
+        found => found,
+    };
     if let Some(set) = set.filter(|set| !set.is_left_alone()) {
-        set.remember(fd, event);
+        set.remember(fd, event, state_of(event.events));
     }
 }
 
-/// Forgets an fd that is no listening socket any more.
-fn forget_listener(_: &Locked, fd: c_int) {
-    for member in sets().filter_map(|set| set.member(fd)) {
-        member.forget();
-    }
-}
-
-/// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
-#[cold]
+/// Takes note that `poll` or `select` waits for an fd. If it is a set, it keeps the kernel's behaviour.
 pub(crate) fn polled(epfd: c_int) {
-    if find(epfd).is_some() && is_owner() {
-        let locked = lock();
-        if let Some(set) = at(epfd) {
-            set.leave_alone(&locked);
-        }
+    if let Some(set) = find(epfd)
+        && let Some(locked) = set.lock_at(epfd)
+    {
+        set.leave_alone(&locked);
     }
 }
 
 /// Takes note that an fd with something to remember is about to be closed.
 #[cold]
 pub(crate) fn closing(fd: c_int) {
-    if !is_owner() {
+    let Some(locked) = lock() else {
         return;
-    }
-    let locked = lock();
-    if let Some(set) = at(fd) {
+    };
+    if let Some(set) = of_program(fd) {
         // The set may have other fds, and these keep the kernel's behaviour. A private one has none.
-        if !set.is_private() {
-            set.leave_alone(&locked);
-        }
-        set.forget();
+        set.leave_alone(&locked);
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
-        for set in sets() {
-            match set.member(fd) {
-                // The set is a parent's.
-                Some(member) if set.is_left_alone() => member.forget(),
-                Some(member) => member.leave(set.epfd()),
-                None => {}
+        for (set, member) in members_of(fd) {
+            // Otherwise the set is a parent's.
+            if !set.is_left_alone() {
+                member.leave(set.epfd.load());
             }
+            member.forget();
         }
-        fds::set_kind(fd, UNKNOWN);
+    }
+    if fds::kind(fd) != OPENING {
+        forget_fd(fd);
     }
 }
 
@@ -711,14 +643,11 @@ pub(crate) fn replacing(fd: c_int, new: c_int) {
 /// Takes note that all fds of a range are about to be closed.
 #[cold]
 pub(crate) fn closing_range(first: u32, last: u32) {
-    let close = |fd: c_int| {
-        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-            closing(fd);
-        }
-    };
     for set in sets() {
-        set.members().map(Member::fd).for_each(close);
-        close(set.epfd());
+        let members = set.members().map(|member| member.fd.load());
+        let fds = members.chain([set.epfd.load()]);
+        let closed = fds.filter(|fd| (first..=last).contains(&fd.cast_unsigned()));
+        closed.for_each(closing);
     }
 }
 
@@ -726,18 +655,14 @@ pub(crate) fn closing_range(first: u32, last: u32) {
 /// sleep in it, and its fd get another file in this one: sets so far keep the kernel's behaviour.
 #[cold]
 pub(crate) fn unsharing() {
-    if is_owner() {
-        let locked = lock();
-        let open = sets().filter(|set| set.epfd() != NONE && !set.is_private());
-        open.for_each(|set| set.leave_alone(&locked));
+    if let Some(locked) = lock() {
+        sets().for_each(|set| set.leave_alone(&locked));
     }
 }
 
 /// Takes note that `accept` was called on a socket.
 pub(crate) fn answered(fd: c_int) {
-    if HAS_EDGES.load(Ordering::Relaxed) {
-        for member in sets().filter_map(|set| set.member(fd)) {
-            member.answered.store(true, Ordering::Relaxed);
-        }
+    if HAS_EDGES.load() {
+        members_of(fd).for_each(|(_, member)| member.answered.store(true));
     }
 }

@@ -3,41 +3,37 @@
 //! `UPOLL_FAIR` is the policy, `UPOLL_FAIR_STATS` the place for statistics (empty: standard error),
 //! `UPOLL_FAIR_SHARED` the file that the processes of one run share.
 
-use std::ffi::{CStr, c_char};
-use std::sync::OnceLock;
+use std::env::var_os;
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStringExt;
+use std::sync::LazyLock;
 
-/// The time at which a worker that has taken a wakeup goes to the end of the line.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Policy {
-    /// After each so many wakeups.
-    Every(u32),
-    /// After each wakeup, if another worker is asleep.
-    Adaptive,
-    /// Never: the kernel's order for `EPOLLEXCLUSIVE`.
-    Exclusive,
-    /// Every worker is woken, as without the library, which only counts.
-    Observe,
-}
-
-/// The number of wakeups after which a worker goes to the end of the line if no policy is named.
-const DEFAULT: u32 = match u32::from_str_radix(upoll_fair_state::DEFAULT_POLICY, 10) {
-    Ok(wakeups) => wakeups,
-    Err(_) => panic!("the default policy is a number"),
-};
+pub(crate) use upoll_fair_state::Policy;
 
 /// The values of the environment.
 struct Settings {
     policy: Policy,
-    stats: Option<&'static CStr>,
-    shared: Option<&'static CStr>,
+    stats: Option<CString>,
+    shared: Option<CString>,
 }
 
-static SETTINGS: OnceLock<Settings> = OnceLock::new();
+/// The constructor is the first to look at them. The program may change its environment later.
+static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
+    // SAFETY: no pointers are involved.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    // In secure-execution mode (as for a set-user-ID program) the environment is another user's.
+    let value = |name| var_os(name).filter(|_| !is_secure);
+    let path = |name| CString::new(value(name)?.into_vec()).ok();
+    let policy = value("UPOLL_FAIR").and_then(|text| Policy::parse(text.to_str()?));
+    Settings {
+        policy: policy.unwrap_or_default(),
+        stats: path("UPOLL_FAIR_STATS"),
+        shared: path("UPOLL_FAIR_SHARED"),
+    }
+});
 
 pub(crate) fn policy() -> Policy {
-    SETTINGS
-        .get()
-        .map_or(Policy::Every(DEFAULT), |settings| settings.policy)
+    SETTINGS.policy
 }
 
 /// Returns whether a worker that was woken goes to the end of the line at some time.
@@ -52,51 +48,11 @@ pub(crate) fn is_observing() -> bool {
 
 /// Returns the file for statistics, if they are asked for; empty for standard error.
 pub(crate) fn stats() -> Option<&'static CStr> {
-    SETTINGS.get()?.stats
+    SETTINGS.stats.as_deref()
 }
 
 /// Returns the file that the processes of the run share, if there is one.
 pub(crate) fn shared() -> Option<&'static CStr> {
-    SETTINGS.get()?.shared.filter(|path| !path.is_empty())
-}
-
-unsafe extern "C" {
-    fn secure_getenv(name: *const c_char) -> *const c_char;
-}
-
-/// Reads the settings. Called once, by the constructor. In secure-execution mode (as for a set-user-ID program) the
-/// environment is another user's, and all settings stay the default.
-pub(crate) fn read() {
-    let _ = SETTINGS.set(Settings {
-        policy: value(c"UPOLL_FAIR").map_or(Policy::Every(DEFAULT), |text| parse(text.to_bytes())),
-        stats: value(c"UPOLL_FAIR_STATS"),
-        shared: value(c"UPOLL_FAIR_SHARED"),
-    });
-}
-
-/// Returns a copy of a variable's value. The program may change its environment later.
-fn value(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the name is a C string.
-    let value = unsafe { secure_getenv(name.as_ptr()) };
-    if value.is_null() {
-        return None;
-    }
-    // SAFETY: the value is a C string.
-    let copy = unsafe { libc::strdup(value) };
-    // SAFETY: the copy is a C string that is never freed.
-    (!copy.is_null()).then(|| unsafe { CStr::from_ptr(copy) })
-}
-
-fn parse(value: &[u8]) -> Policy {
-    let number = || {
-        let wakeups = std::str::from_utf8(value).ok()?.parse().ok()?;
-        (wakeups > 0).then_some(wakeups)
-    };
-    match value {
-        b"every" => Policy::Every(1),
-        b"adaptive" => Policy::Adaptive,
-        b"exclusive" => Policy::Exclusive,
-        b"observe" => Policy::Observe,
-        _ => Policy::Every(number().unwrap_or(DEFAULT)),
-    }
+    let path = SETTINGS.shared.as_deref();
+    path.filter(|path| !path.is_empty())
 }

@@ -6,46 +6,31 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use upoll_fair_state::{Group, SHORT, State, Worker};
 use upoll_sys::shared_file::{self, Identity};
 
 use crate::raw::{self, kernel};
 
-static SHARED: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
-/// The shared file, if it is mapped.
-static FILE: OnceLock<Identity> = OnceLock::new();
+/// The memory, and the file that it is of.
+static SHARED: OnceLock<(&State, Option<Identity>)> = OnceLock::new();
 
 pub(crate) fn get() -> Option<&'static State> {
-    // SAFETY: `map` stored a mapping of this size, which is never unmapped, and of which atomics alone are used.
-    unsafe { SHARED.load(Ordering::Acquire).as_ref() }
+    SHARED.get().map(|(state, _)| *state)
 }
 
 /// Maps the shared file, or memory of this process if there is none. Called once, by the constructor.
 pub(crate) fn map(path: Option<&CStr>) {
     let size = size_of::<State>();
-    let shared = path.and_then(|path| shared_file::map(path, size).ok());
-    let place = match shared {
-        Some(shared) => {
-            let _ = FILE.set(shared.identity);
-            shared.memory.as_ptr().cast()
-        }
-        None => {
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-            let mapped = kernel!(SYS_mmap, 0, size, protection, flags, usize::MAX, 0);
-            if mapped < 0 {
-                return;
-            }
-            std::ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
-        }
-    };
-    SHARED.store(place, Ordering::Release);
-    if let Some(shared) = get() {
-        let _ = shared
-            .root
-            .compare_exchange(0, process(), Ordering::Relaxed, Ordering::Relaxed);
+    let file = path.and_then(|path| shared_file::map(path, size).ok());
+    let memory = file.map_or_else(|| shared_file::anonymous(size), |file| Ok(file.memory));
+    if let Ok(memory) = memory {
+        // SAFETY: this is memory of that size, which stays mapped. A state consists of atomics, and zeros are one.
+        let state = unsafe { memory.cast::<State>().as_ref() };
+        let _ = SHARED.set((state, file.map(|file| file.identity)));
+        let (root, order) = (&state.root, Ordering::Relaxed);
+        let _ = root.compare_exchange(0, process(), order, order);
     }
 }
 
@@ -59,28 +44,25 @@ pub(crate) fn group(key: u64) -> Option<&'static Group> {
 }
 
 std::thread_local! {
-    /// The thread's entry in the list of workers, plus one.
-    static ENTRY: Cell<usize> = const { Cell::new(0) };
+    /// The thread's counters, once it has looked for them; none beyond the last place.
+    static WORKER: Cell<Option<Option<&'static Worker>>> = const { Cell::new(None) };
     /// The thread was woken and has not accepted since.
     static WOKEN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Makes the only thread of a new process a worker of its own.
 pub(crate) fn after_fork() {
-    ENTRY.set(0);
+    WORKER.set(None);
     WOKEN.set(false);
 }
 
 fn worker() -> Option<&'static Worker> {
-    let shared = get()?;
-    let known = ENTRY.get();
-    if known != 0 {
-        return shared.worker(known - 1);
-    }
-    // Beyond the last place: not counted.
-    let thread = u32::try_from(kernel!(SYS_gettid)).unwrap_or(0);
-    ENTRY.set(shared.take_place(process(), thread) + 1);
-    shared.worker(ENTRY.get() - 1)
+    WORKER.get().unwrap_or_else(|| {
+        let thread = u32::try_from(kernel!(SYS_gettid)).unwrap_or(0);
+        let worker = get().and_then(|shared| shared.worker(process(), thread));
+        WORKER.set(Some(worker));
+        worker
+    })
 }
 
 /// Counts something that the calling thread did.
@@ -112,7 +94,7 @@ pub(crate) fn is_root() -> bool {
 
 /// Removes the name of the shared file, if it is mapped. Processes that have mapped it keep it.
 pub(crate) fn unlink(path: Option<&CStr>) {
-    if let (Some(path), Some(file)) = (path, FILE.get()) {
+    if let (Some(path), Some((_, Some(file)))) = (path, SHARED.get()) {
         file.unlink(path);
     }
 }

@@ -2,42 +2,38 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
+use std::sync::OnceLock;
 
 use upoll_fair_state::Table;
+use upoll_sys::shared_file::Identity;
+use upoll_sys::text::Text;
 use upoll_sys::warning;
 
 use crate::raw::kernel;
 use crate::settings;
 use crate::shared;
 
+const ROOM: usize = 4096;
+
 /// Text in a buffer on the stack, written out when it is full. A signal handler that has interrupted `malloc` may end the process.
 struct Output {
-    file: isize,
-    text: [u8; 4096],
-    length: usize,
+    file: usize,
+    text: Text<ROOM>,
 }
 
 /// The fd of the file, kept from the start of the process: at its end the process may have given up the
-/// rights that opening the file takes.
-static KEPT: AtomicIsize = AtomicIsize::new(-1);
-/// The identity of that file (`st_dev`, `st_ino`). The program may close the fd and open another file there.
-static KEPT_IS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// rights that opening the file takes. The program may close the fd and open another file there, so the identity
+/// of the file is kept, too.
+static KEPT: OnceLock<(usize, Identity)> = OnceLock::new();
 
 /// Out of the way of programs that expect low fds.
 const HIGH: c_int = 900;
 
-fn open(path: &CStr) -> isize {
+fn open(path: &CStr) -> Result<usize, i32> {
     let flags =
         libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    kernel!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644)
-}
-
-fn identity(file: isize) -> Option<[u64; 2]> {
-    // SAFETY: all zeros is a valid value.
-    let mut found: libc::stat = unsafe { std::mem::zeroed() };
-    let is_open = file >= 0 && kernel!(SYS_fstat, file, &raw mut found) == 0;
-    is_open.then_some([found.st_dev, found.st_ino])
+    let file = kernel!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644);
+    upoll_sys::result(file)
 }
 
 /// Opens the file for the statistics if this process is to write them. Called once, by the constructor.
@@ -45,62 +41,50 @@ pub(crate) fn prepare() {
     let Some(path) = settings::stats().filter(|path| !path.is_empty() && shared::is_root()) else {
         return;
     };
-    let low = open(path);
-    if let Err(error) = upoll_sys::result(low) {
-        // The report of a program that another user executes would otherwise be missing without a word.
-        warning::write("cannot write statistics to", path, error);
-    }
-    if let Some(found) = identity(low) {
-        let kept = kernel!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH);
-        KEPT.store(kept, Ordering::Relaxed);
-        for (known, part) in KEPT_IS.iter().zip(found) {
-            known.store(part, Ordering::Relaxed);
+    match open(path) {
+        Ok(low) => {
+            let high = kernel!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH);
+            if let (Ok(kept), Ok(file)) = (upoll_sys::result(high), Identity::of_fd(low)) {
+                let _ = KEPT.set((kept, file));
+            }
+            kernel!(SYS_close, low);
         }
-        kernel!(SYS_close, low);
+        // The report of a program that another user executes would otherwise be missing without a word.
+        Err(error) => warning::write("cannot write statistics to", path, error),
     }
 }
 
 impl Output {
-    fn open(path: &CStr) -> Self {
-        let kept = KEPT.load(Ordering::Relaxed);
-        let known = KEPT_IS.each_ref().map(|part| part.load(Ordering::Relaxed));
-        let file = if path.is_empty() {
-            2
-        } else if identity(kept) == Some(known) {
-            kept
-        } else {
-            open(path)
-        };
-        Output {
-            file,
-            text: [0; 4096],
-            length: 0,
-        }
-    }
-
     fn flush(&mut self) {
-        kernel!(SYS_write, self.file, self.text.as_ptr(), self.length);
-        self.length = 0;
+        let bytes = self.text.as_bytes();
+        kernel!(SYS_write, self.file, bytes.as_ptr(), bytes.len());
+        self.text = Text::new();
     }
 }
 
 impl Write for Output {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        for &byte in text.as_bytes() {
-            if self.length == self.text.len() {
-                self.flush();
-            }
-            self.text[self.length] = byte;
-            self.length += 1;
+        // A cell of the table is shorter than the room.
+        if self.text.as_bytes().len() + text.len() > ROOM {
+            self.flush();
         }
-        Ok(())
+        self.text.write_str(text)
     }
 }
 
 /// Prints the statistics of the run, if they are asked for.
 pub(crate) fn report() {
-    if let (Some(path), Some(shared)) = (settings::stats(), shared::get()) {
-        let mut output = Output::open(path);
+    let (Some(path), Some(shared)) = (settings::stats(), shared::get()) else {
+        return;
+    };
+    let file = match KEPT.get() {
+        _ if path.is_empty() => Ok(2),
+        Some((fd, file)) if Identity::of_fd(*fd) == Ok(*file) => Ok(*fd),
+        _ => open(path),
+    };
+    if let Ok(file) = file {
+        let text = Text::new();
+        let mut output = Output { file, text };
         // Writing to the buffer does not fail.
         let _ = write!(output, "{}", Table(shared.counts()));
         output.flush();

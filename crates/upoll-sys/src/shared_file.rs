@@ -1,4 +1,4 @@
-//! Memory that the processes of a run share through a file.
+//! Memory that the processes of a run share, through a file or by fork.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -41,6 +41,14 @@ impl Identity {
         }
     }
 
+    /// Returns the identity of the file that an fd is open for.
+    ///
+    /// # Errors
+    /// The error number of `fstat(2)`.
+    pub fn of_fd(fd: usize) -> Result<Self, i32> {
+        status(fd).map(|found| Identity::of(&found))
+    }
+
     fn of(found: &libc::stat) -> Self {
         Identity(found.st_dev, found.st_ino)
     }
@@ -63,10 +71,7 @@ pub fn map(path: &CStr, size: usize) -> Result<SharedFile, i32> {
     // SAFETY: the path is a C string.
     let file = unsafe { syscall!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) }?;
     let mapped = check(file, size).and_then(|identity| {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the kernel chooses the place of new memory.
-        let place = unsafe { syscall!(SYS_mmap, 0, size, access, libc::MAP_SHARED, file, 0) }?;
-        let memory = NonNull::new(ptr::with_exposed_provenance_mut(place)).ok_or(libc::ENOMEM)?;
+        let memory = map_shared(file, size, 0)?;
         Ok(SharedFile { memory, identity })
     });
     // SAFETY: the file was opened here.
@@ -74,12 +79,32 @@ pub fn map(path: &CStr, size: usize) -> Result<SharedFile, i32> {
     mapped
 }
 
-fn check(file: usize, size: usize) -> Result<Identity, i32> {
+/// Maps memory of zeros that is of no file. The children of this process share it.
+///
+/// # Errors
+/// The error number of `mmap(2)`.
+pub fn anonymous(size: usize) -> Result<NonNull<c_void>, i32> {
+    map_shared(usize::MAX, size, libc::MAP_ANONYMOUS)
+}
+
+fn map_shared(file: usize, size: usize, flags: i32) -> Result<NonNull<c_void>, i32> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | flags;
+    // SAFETY: the kernel chooses the place of new memory.
+    let place = unsafe { syscall!(SYS_mmap, 0, size, access, flags, file, 0) }?;
+    NonNull::new(ptr::with_exposed_provenance_mut(place)).ok_or(libc::ENOMEM)
+}
+
+fn status(file: usize) -> Result<libc::stat, i32> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: there is room for the result.
     unsafe { syscall!(SYS_fstat, file, found.as_mut_ptr()) }?;
     // SAFETY: the call has succeeded, so it has filled the result.
-    let found = unsafe { found.assume_init() };
+    Ok(unsafe { found.assume_init() })
+}
+
+fn check(file: usize, size: usize) -> Result<Identity, i32> {
+    let found = status(file)?;
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall!(SYS_geteuid) }?;
     let is_regular = found.st_mode & libc::S_IFMT == libc::S_IFREG;

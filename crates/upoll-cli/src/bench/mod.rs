@@ -40,7 +40,6 @@ use self::measure::Effort;
 use self::report::Report;
 use crate::interrupt;
 use crate::output::{self, Output};
-use crate::run::fair::Policy;
 
 /// The benchmarks to run, and the files to write.
 #[derive(clap::Args)]
@@ -88,7 +87,7 @@ pub(crate) struct Options {
 
 /// Returns the text of a policy, if it is one.
 fn policy(text: &str) -> Result<String, &'static str> {
-    text.parse::<Policy>().map(|_| text.to_owned())
+    crate::run::fair::policy(text).map(|_| text.to_owned())
 }
 
 /// Single calls on one thread, in the order of the table.

@@ -1,9 +1,9 @@
 //! `upoll run --fair`: workers that share a listening socket take turns.
 
 use std::process::Command;
-use std::str::FromStr;
 
 use anyhow::Result;
+use upoll_fair_state::Policy;
 
 use super::shared;
 
@@ -11,31 +11,13 @@ pub(super) const LIBRARY: &str = "libupoll_fair.so";
 /// The variable that names the place for statistics.
 pub(super) const STATISTICS: &str = "UPOLL_FAIR_STATS";
 
-/// The point at which a worker that has taken a wakeup goes to the end of the line.
-#[derive(Clone, Copy)]
-pub(crate) enum Policy {
-    Every(u32),
-    Adaptive,
-    Exclusive,
-    Observe,
-}
-
-impl FromStr for Policy {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "every" => Ok(Policy::Every(1)),
-            "adaptive" => Ok(Policy::Adaptive),
-            "exclusive" => Ok(Policy::Exclusive),
-            "observe" => Ok(Policy::Observe),
-            _ => match text.parse() {
-                Ok(wakeups @ 1..=1_000_000) => Ok(Policy::Every(wakeups)),
-                _ => Err(
-                    "a policy is every, adaptive, exclusive, observe or a number of wakeups up to 1000000",
-                ),
-            },
-        }
+/// Returns the policy of a name.
+pub(crate) fn policy(text: &str) -> Result<Policy, &'static str> {
+    match Policy::parse(text) {
+        Some(Policy::Every(1_000_001..)) | None => Err(
+            "a policy is every, adaptive, exclusive, observe or a number of wakeups up to 1000000",
+        ),
+        Some(policy) => Ok(policy),
     }
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
-use upoll_fair_state::DEFAULT_POLICY;
+use upoll_fair_state::{DEFAULT_POLICY, Policy};
 
 /// The options of `upoll run`.
 #[derive(clap::Args)]
@@ -46,9 +46,10 @@ pub(crate) struct Options {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = DEFAULT_POLICY,
+        value_parser = fair::policy,
         conflicts_with = "user"
     )]
-    fair: Option<fair::Policy>,
+    fair: Option<Policy>,
     /// Reports the calls that were served in user space and those that the kernel served.
     ///
     /// A process reports when it ends by `exit` or `_exit`, on standard error or at the end of FILE. FILE is opened

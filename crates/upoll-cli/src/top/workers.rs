@@ -94,7 +94,7 @@ mod tests {
         // SAFETY: a state consists of atomics in as many words; zeros are one, and it lives as long as the memory.
         let state = unsafe { &*memory.as_ptr().cast::<State>() };
         for (thread, &accepts) in (7..).zip(accepts) {
-            let worker = state.worker(state.take_place(5, thread)).expect("room");
+            let worker = state.worker(5, thread).expect("room");
             worker.wakeups.store(2 * accepts, Ordering::Relaxed);
             worker.accepts.store(accepts, Ordering::Relaxed);
         }
