@@ -83,6 +83,9 @@ enum Kind {
 /// Beyond 63 the kernel would have to enlarge the table of fds, whose size shows in what `select` reads.
 const FIRST_PRIVATE: c_int = 32;
 
+// Others would be behind locks of crossbeam's, which a child of a fork could find held.
+const _: () = assert!(AtomicCell::<u64>::is_lock_free() && AtomicCell::<State>::is_lock_free());
+
 /// A listening socket in a set.
 struct Member {
     state: AtomicCell<State>,

@@ -3,11 +3,12 @@
 mod close;
 
 use core::any::Any;
+use core::mem;
 use core::ptr::NonNull;
 
 use self::close::on_file_close;
 use super::callbacks::{attend_nested, attend_silent_member};
-use super::interest::{ExtraEntry, Extras, ItemRef, LockedSet, state};
+use super::interest::{ExtraEntry, Extras, ItemMut, ItemRef, LockedItem, LockedSet, state};
 use super::{Set, nesting, ready, time};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -99,14 +100,15 @@ impl Forgotten {
     }
 }
 
-/// The second half of a MOD of the item in `slot`, and what comes after it.
+/// The second half of a MOD, and what comes after it.
 #[inline(never)]
-fn finish_modify(locked: LockedSet<'_>, slot: u32) {
+fn finish_modify(item: LockedItem<'_>) {
     // Ends last, for its tasks may panic.
     let mut deferred = Deferred::new();
     let mut left = None;
-    locked.item(slot).poll_changed(&mut left, &mut deferred);
-    drop(locked);
+    item.get().poll_changed(&mut left, &mut deferred);
+    // The lock is free from here on.
+    drop(item);
     if let Some(left) = left {
         left.finish();
     }
@@ -138,10 +140,10 @@ impl File<Set> {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let _scope = Scope::enter();
-        let locked = set.lock();
-        let (slot, item) = locked.change_interest(key, events, data)?;
-        if !item.is_idle_plain() {
-            finish_modify(locked, slot);
+        let item = LockedItem::find(set.lock(), key).ok_or(Errno::NOENT)?;
+        item.get().change_interest(events, data)?;
+        if !item.get().is_idle_plain() {
+            finish_modify(item);
         }
         Ok(())
     }
@@ -217,7 +219,7 @@ impl File<Set> {
     }
 
     /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
-    /// alone](is_added_alone). A MOD is done in two halves, [`LockedSet::change_interest`] and
+    /// alone](is_added_alone). A MOD is done in two halves, [`ItemRef::change_interest`] and
     /// [`ItemRef::poll_changed`]. `locked` is this set. The caller releases the lock, then finishes what is `left` and
     /// ends `deferred`. A panic in one of these must not prevent the other.
     #[inline]
@@ -338,31 +340,29 @@ impl File<Set> {
             locked.reserve_rotating()?;
         }
         // SAFETY: the callers have locked the set of this description.
-        let slot = unsafe { locked.insert(self, file, wanted, event.data())? };
-        let item = locked.item(slot);
+        let mut item = unsafe { locked.insert(self, file, wanted, event.data())? };
         {
             let mut watchers = file.description().watchers().lock();
-            // SAFETY: the item is new, so its link is in no list. It stays put, and `LockedSet::forget` unlinks it before it
+            // SAFETY: the item is new, so its link is in no list. It stays put, and `ItemMut::forget` unlinks it before it
             // removes it.
-            unsafe { watchers.link(&item.link, on_file_close) };
+            unsafe { watchers.link(&item.get().link, on_file_close) };
         }
         if let Err(errno) = nesting::check_paths(self, file.description(), target) {
-            locked.forget(slot, None, left);
+            item.forget(None, left);
             return Err(errno);
         }
         if file.description().shared_source().is_some() {
-            return locked.add_shared(slot, left, deferred);
+            return item.add_shared(left, deferred);
         }
         let place = match target {
             Some(target) => {
-                locked.set_nested(locked.nested() + 1);
                 let mut bits = state::WATCHES_SET;
                 if target.rotates {
                     bits |= state::ROTATING;
                 }
-                item.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
+                item.get().watch_set(bits);
                 if target.takes_turns() {
-                    locked.add_rotating(slot);
+                    item.add_rotating();
                 }
                 if target.rotates {
                     Place::ExclusiveTail
@@ -373,8 +373,8 @@ impl File<Set> {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = locked.hook(slot, file, place, left)? & wanted;
-        locked.item(slot).queue_if_ready(ready, deferred);
+        let (item, ready) = item.hook(file, place, left)?;
+        item.get().queue_if_ready(ready & wanted, deferred);
         Ok(())
     }
 }
@@ -392,22 +392,29 @@ impl LockedSet<'_> {
             || (self.set().backend()).is_some_and(|backend| backend.has_source())
     }
 
+    fn delete(&mut self, key: Key, left: &mut Option<Forgotten>) -> Result<(), Errno> {
+        let item = self.find_mut(key).ok_or(Errno::NOENT)?;
+        item.forget(None, left);
+        Ok(())
+    }
+}
+
+impl ItemMut<'_, '_> {
     /// The end of ADD for a shared eventfd. It is not hooked: the backend reports all changes,
     /// including those of this process, so that none is reported twice.
     fn add_shared(
-        &mut self,
-        slot: u32,
+        self,
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
-        let item = self.item(slot);
+        let item = self.get();
         item.entry
             .owner_word
             .fetch_or(state::SHARED, Ordering::Relaxed);
-        let backend = self.set().backend().ok_or(Errno::NOMEM);
-        let listening = backend.and_then(|backend| backend.listen(self, item.file()));
+        let backend = item.set().backend().ok_or(Errno::NOMEM);
+        let listening = backend.and_then(|backend| backend.listen(item.locked(), item.file()));
         if let Err(errno) = listening {
-            self.forget(slot, None, left);
+            self.forget(None, left);
             return Err(errno);
         }
         // It listens, now look.
@@ -420,29 +427,33 @@ impl LockedSet<'_> {
     /// # Errors
     /// `ENOMEM`: there is no memory for it. The item has been removed.
     fn hook(
-        &mut self,
-        slot: u32,
+        self,
         file: FileRef<'_>,
         place: Place,
         left: &mut Option<Forgotten>,
-    ) -> Result<Events, Errno> {
+    ) -> Result<(Self, Events), Errno> {
         let mut is_short = false;
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
-            locked: self,
-            slot,
+            item: Some(self),
             extras: Extras::new(),
         };
-        let item = hooking.locked.item(slot);
-        let extras = &mut hooking.extras;
+        let Hooking {
+            item: Some(item),
+            extras,
+        } = &mut hooking
+        else {
+            unreachable!("the item was put there")
+        };
+        let node = item.get();
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
             unsafe {
                 if hooked == 0 {
-                    item.entry.hook(queue, place);
+                    node.entry.hook(queue, place);
                 } else {
-                    let extra = ExtraEntry::new(item.as_ptr(), ready::on_wake_extra);
+                    let extra = ExtraEntry::new(node.as_ptr(), ready::on_wake_extra);
                     let (Ok(extra), Ok(())) = (extra, extras.try_reserve(1)) else {
                         is_short = true;
                         return;
@@ -457,60 +468,33 @@ impl LockedSet<'_> {
             .description()
             .object()
             .poll(&mut PollTable::new(&mut on_register).for_item());
-        let extras = core::mem::take(extras);
-        core::mem::forget(hooking);
-        is_short |= !extras.is_empty() && self.reserve_extras().is_err();
+        let extras = mem::take(extras);
+        let Some(mut item) = hooking.item.take() else {
+            unreachable!("the item was put there")
+        };
+        is_short |= !extras.is_empty() && item.reserve_extras().is_err();
         if is_short {
             // A wake may have chosen it meanwhile.
-            let mut claim = self.item(slot).unhook();
+            let mut claim = item.get().unhook();
             for extra in &extras {
                 claim = extra.entry.unhook().or(claim);
             }
-            self.forget(slot, claim, left);
+            item.forget(claim, left);
             return Err(Errno::NOMEM);
         }
         if !extras.is_empty() {
-            let word = &self.item(slot).entry.owner_word;
+            let word = &item.get().entry.owner_word;
             word.fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
-            self.keep_extras(slot, extras);
+            item.keep_extras(extras);
         }
-        Ok(events)
-    }
-
-    /// The first half of a MOD: changes the interest. The second half, a poll of the file, comes before the lock is
-    /// released: a wake that still saw the old interest came before it.
-    #[inline]
-    pub(super) fn change_interest(
-        &self,
-        key: Key,
-        events: Events,
-        data: u64,
-    ) -> Result<(u32, ItemRef<'_>), Errno> {
-        let (slot, item) = self.find(key).ok_or(Errno::NOENT)?;
-        if item.interest().contains(Events::EXCLUSIVE) {
-            return Err(Errno::INVAL);
-        }
-        item.set_data(data);
-        item.set_interest(wanted(events));
-        Ok((slot, item))
-    }
-
-    fn delete(&mut self, key: Key, left: &mut Option<Forgotten>) -> Result<(), Errno> {
-        let (slot, _) = self.find(key).ok_or(Errno::NOENT)?;
-        self.forget(slot, None, left);
-        Ok(())
+        Ok((item, events))
     }
 
     /// Unhooks and removes an item, and stores the rest of it in `left`. `known`: the queue whose claim the item held when it was
     /// unhooked before.
-    fn forget(
-        &mut self,
-        slot: u32,
-        known: Option<NonNull<WaitQueue>>,
-        left: &mut Option<Forgotten>,
-    ) {
-        let set = self.set();
-        let item = self.item(slot);
+    fn forget(mut self, known: Option<NonNull<WaitQueue>>, left: &mut Option<Forgotten>) {
+        let item = self.get();
+        let (set, locked) = (item.set(), item.locked());
         let mut claim = item.unhook().or(known);
         let bits = item.state();
         let mut watchers = item.file().watchers().lock();
@@ -518,9 +502,9 @@ impl LockedSet<'_> {
         unsafe { watchers.unlink(&item.link) };
         drop(watchers);
         if bits & state::WATCHES_SET != 0 {
-            self.set_nested(self.nested() - 1);
+            locked.set_nested(locked.nested() - 1);
             if let Some(here) = set.backend() {
-                here.nested_changed(self, item.file());
+                here.nested_changed(locked, item.file());
             }
             if bits & state::ROTATING != 0 {
                 claim = claim.or_else(|| rotating_queue(item.file()));
@@ -530,7 +514,7 @@ impl LockedSet<'_> {
             && let Some(here) = set.backend()
         {
             // It can only fail where something came.
-            let _ = here.listen(self, item.file());
+            let _ = here.listen(locked, item.file());
         }
         // An event of a rotating set is for the next worker, whatever that wants and this one did.
         let is_rotating = bits & state::ROTATING != 0;
@@ -538,13 +522,13 @@ impl LockedSet<'_> {
             true => Events::IN,
             false => item.interest(),
         };
-        self.take_off(slot);
+        self.take_off();
         if bits & state::WATCHES_SET != 0 {
-            self.remove_rotating(slot);
+            self.remove_rotating();
         }
         // The item's memory may go.
         // SAFETY: the item was unhooked, unlinked from the watcher list, and taken off all lists of the set above.
-        let file = unsafe { self.remove(slot) };
+        let file = unsafe { self.remove() };
         let claim = if broken(Rule::ForwardWhenLeaving) {
             None
         } else {
@@ -581,6 +565,25 @@ impl ItemRef<'_> {
             mode: Mode::Notify,
             deferred,
         });
+    }
+
+    /// The item's file is a set. `bits` say which kind of set.
+    fn watch_set(self, bits: u32) {
+        let locked = self.locked();
+        locked.set_nested(locked.nested() + 1);
+        self.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
+    }
+
+    /// The first half of a MOD: changes the interest. The second half, a poll of the file, comes before the lock is
+    /// released: a wake that still saw the old interest came before it.
+    #[inline]
+    pub(super) fn change_interest(self, events: Events, data: u64) -> Result<(), Errno> {
+        if self.interest().contains(Events::EXCLUSIVE) {
+            return Err(Errno::INVAL);
+        }
+        self.set_data(data);
+        self.set_interest(wanted(events));
+        Ok(())
     }
 
     /// Returns whether the second half of a MOD has nothing to do, which is the usual case.
@@ -648,24 +651,32 @@ pub fn comes_unannounced(file: &Description) -> bool {
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
 /// then the item goes again.
-struct Hooking<'a, 'g> {
-    locked: &'a mut LockedSet<'g>,
-    slot: u32,
+struct Hooking<'g, 'a> {
+    /// None once the file was asked.
+    item: Option<ItemMut<'g, 'a>>,
     extras: Extras,
 }
 
 impl Drop for Hooking<'_, '_> {
+    #[inline]
     fn drop(&mut self) {
-        // A wake may have chosen it meanwhile.
-        let mut claim = self.locked.item(self.slot).unhook();
-        for extra in &self.extras {
-            claim = extra.entry.unhook().or(claim);
+        if let Some(item) = self.item.take() {
+            unhook_all(item, &self.extras);
         }
-        let mut left = None;
-        self.locked.forget(self.slot, claim, &mut left);
-        if let Some(left) = left {
-            // The caller of ADD holds the file, and runs the callbacks of this wakeup when the set's lock is free.
-            left.finish_unpolled();
-        }
+    }
+}
+
+#[cold]
+fn unhook_all(item: ItemMut<'_, '_>, extras: &Extras) {
+    // A wake may have chosen it meanwhile.
+    let mut claim = item.get().unhook();
+    for extra in extras {
+        claim = extra.entry.unhook().or(claim);
+    }
+    let mut left = None;
+    item.forget(claim, &mut left);
+    if let Some(left) = left {
+        // The caller of ADD holds the file, and runs the callbacks of this wakeup when the set's lock is free.
+        left.finish_unpolled();
     }
 }

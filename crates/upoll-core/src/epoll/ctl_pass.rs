@@ -76,7 +76,8 @@ impl<'a> CtlPass<'a> {
         set.check_modify(key.0, events)?;
         self.make_room();
         let locked = self.locked.get_or_insert_with(|| set.lock());
-        let (_, item) = locked.change_interest(key, events, data)?;
+        let item = locked.find(key).ok_or(Errno::NOENT)?;
+        item.change_interest(events, data)?;
         if !item.is_idle_plain() {
             let mut left = None;
             item.poll_changed(&mut left, &mut self.deferred);

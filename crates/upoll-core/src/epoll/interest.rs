@@ -6,7 +6,7 @@
 //!
 //! # Access
 //! All that a set's lock guards is reached through a [`LockedSet`], and an item through an [`ItemRef`] that borrows the locked
-//! set. What takes items away, or moves the tables, borrows the locked set mutably. It names items by their slots.
+//! set. What removes an item, or changes the tables, needs an [`ItemMut`], which borrows the locked set mutably.
 
 mod item;
 
@@ -215,19 +215,26 @@ impl<'a> LockedSet<'a> {
         &self.interests.ready
     }
 
-    /// The item for a key, and its slot.
+    /// The item for a key.
     #[inline]
-    pub(super) fn find(&self, key: Key) -> Option<(u32, ItemRef<'_>)> {
+    pub(super) fn find(&self, key: Key) -> Option<ItemRef<'_>> {
         let Interests { table, slots, .. } = &*self.interests;
         // The item that the look-up looks at last is the one it finds.
         let mut found = None;
-        let &slot = table.find(hash(key), |&slot| {
+        table.find(hash(key), |&slot| {
             let item = registered_in(slots, slot);
             found = Some(item);
             item.key() == key
         })?;
         // SAFETY: it is in this set's table.
-        Some((slot, unsafe { ItemRef::new(found?.as_ptr(), self) }))
+        Some(unsafe { ItemRef::new(found?.as_ptr(), self) })
+    }
+
+    /// The same, to change or remove it.
+    #[inline]
+    pub(super) fn find_mut(&mut self, key: Key) -> Option<ItemMut<'_, 'a>> {
+        let item = self.find(key)?.as_ptr();
+        Some(ItemMut { item, locked: self })
     }
 
     /// The item in `slot`, if one is registered there.
@@ -238,18 +245,9 @@ impl<'a> LockedSet<'a> {
             return None;
         }
         let item = NonNull::from(slots.get(slot));
-        // SAFETY: the slots that are taken are those in the table, except within `insert` and `remove`, which borrow the set
-        // mutably.
+        // SAFETY: the slots that are taken are those in the table, except within `insert` and `ItemMut::remove`, which borrow
+        // the set mutably.
         Some(unsafe { ItemRef::new(item, self) })
-    }
-
-    /// The item in the slot of one that is registered.
-    #[inline]
-    pub(super) fn item(&self, slot: u32) -> ItemRef<'_> {
-        match self.at(slot) {
-            Some(item) => item,
-            None => unreachable!("a registered item is in its slot"),
-        }
     }
 
     /// This set's item of that name, if `item` is this set's.
@@ -278,7 +276,14 @@ impl<'a> LockedSet<'a> {
     /// The first item in slot `from` or behind it, and its slot.
     pub(super) fn next_from(&self, from: u32) -> Option<(u32, ItemRef<'_>)> {
         let slot = self.interests.slots.next_taken(from)?;
-        Some((slot, self.item(slot)))
+        Some((slot, self.at(slot)?))
+    }
+
+    /// The same, to change or remove it.
+    pub(super) fn next_mut(&mut self, from: u32) -> Option<(u32, ItemMut<'_, 'a>)> {
+        let (slot, item) = self.next_from(from)?;
+        let item = item.as_ptr();
+        Some((slot, ItemMut { item, locked: self }))
     }
 
     /// All items, in the order of their slots. So a walk of thousands goes through memory in its order.
@@ -294,8 +299,8 @@ impl<'a> LockedSet<'a> {
     /// The items that watch rotating sets, or sets above these.
     pub(super) fn rotating(&self) -> impl Iterator<Item = ItemRef<'_>> {
         let rotating = self.interests.rotating.iter();
-        // SAFETY: `add_rotating` and `add_all_rotating` put registered items of this set there, and `remove` finds none that is
-        // there (its contract).
+        // SAFETY: `ItemMut::add_rotating` and `add_all_rotating` put registered items of this set there. An item that is removed
+        // is there no more (the contract of `ItemMut::remove`).
         rotating.map(|&item| unsafe { ItemRef::new(item, self) })
     }
 
@@ -312,13 +317,6 @@ impl<'a> LockedSet<'a> {
     pub(super) fn reserve_rotating(&mut self) -> Result<(), Errno> {
         let rotating = &mut self.interests.rotating;
         rotating.try_reserve(1).map_err(|_| Errno::NOMEM)
-    }
-
-    /// The item in `slot` watches a rotating set, or a set above such a one. There is
-    /// [room](Self::reserve_rotating).
-    pub(super) fn add_rotating(&mut self, slot: u32) {
-        let item = self.item(slot).as_ptr();
-        self.interests.rotating.push(item);
     }
 
     /// A rotating set came below the set `file`, which items of this set watch.
@@ -341,15 +339,7 @@ impl<'a> LockedSet<'a> {
         Ok(())
     }
 
-    /// Takes the item in `slot` from those that watch rotating sets, if it is there.
-    pub(super) fn remove_rotating(&mut self, slot: u32) {
-        if !self.interests.rotating.is_empty() {
-            let item = self.item(slot).as_ptr();
-            self.interests.rotating.retain(|&other| other != item);
-        }
-    }
-
-    /// Makes an item for a key that has none, and returns its slot. It is not linked anywhere yet.
+    /// Makes an item for a key that has none. It is not linked anywhere yet.
     ///
     /// `ENOSPC`: the account is used up. `ENOMEM`: no memory.
     ///
@@ -361,7 +351,7 @@ impl<'a> LockedSet<'a> {
         file: FileRef<'_>,
         interest: Events,
         data: u64,
-    ) -> Result<u32, Errno> {
+    ) -> Result<ItemMut<'_, 'a>, Errno> {
         debug_assert!(
             ptr::eq(set.set(), self.set),
             "an item is added to another set"
@@ -382,37 +372,69 @@ impl<'a> LockedSet<'a> {
             allowance.give();
             return Err(Errno::NOMEM);
         };
+        let item = slots.get(slot);
         // SAFETY: the slot was vacant, so no other thread knows it.
-        unsafe { slots.get(slot).occupy(file, interest, data) };
+        unsafe { item.occupy(file, interest, data) };
+        let item = NonNull::from(item);
         table.insert_unique(hash(file.key()), slot, |&slot| hash_of(slots, slot));
-        Ok(slot)
+        Ok(ItemMut { item, locked: self })
     }
 
-    /// Removes the item in `slot`. The caller drops the file's memory, which
-    /// may run the object's destructor, after it has released the set's lock.
-    ///
-    /// # Safety
-    /// The item is linked nowhere any more: neither into a wait queue or a watcher list, nor among the arrivals, on the ready
-    /// list, in `first` or among [`rotating`](Self::rotating).
-    pub(super) unsafe fn remove(&mut self, slot: u32) -> Held {
-        let interests = &mut *self.interests;
-        let Interests { slots, table, .. } = interests;
-        let key = registered_in(slots, slot).key();
-        let Ok(entry) = table.find_entry(hash(key), |&other| other == slot) else {
-            unreachable!("a registered item is in its set's table")
-        };
-        entry.remove();
-        if !interests.extras.is_empty() {
-            interests.extras.remove(&slot);
-        }
-        // SAFETY: it is registered no more, and linked nowhere (the caller's contract). `&mut self` excludes each `ItemRef`.
-        let file = unsafe { interests.slots.get(slot).vacate() };
-        interests.slots.give(slot);
-        interests.allowance.give();
-        interests.shrink();
-        match file {
-            Some(file) => file,
-            None => unreachable!("a registered item has its file"),
+    /// The entries of the item in `slot` in further wait queues.
+    fn extras_at(&self, slot: u32) -> &[Box<ExtraEntry>] {
+        let extras = self.interests.extras.get(&slot);
+        extras.map_or(&[], Vec::as_slice)
+    }
+}
+
+/// A locked set and one of its items.
+pub(super) struct LockedItem<'a> {
+    item: NonNull<Item>,
+    locked: LockedSet<'a>,
+}
+
+impl<'a> LockedItem<'a> {
+    /// The item of a locked set for a key.
+    #[inline]
+    pub(super) fn find(locked: LockedSet<'a>, key: Key) -> Option<Self> {
+        let item = locked.find(key)?.as_ptr();
+        Some(LockedItem { item, locked })
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> ItemRef<'_> {
+        // SAFETY: `find` found it in the table of `locked`, which nothing has changed since: only this has the set.
+        unsafe { ItemRef::new(self.item, &self.locked) }
+    }
+}
+
+/// A registered item of a locked set, for what changes the set's tables or removes the item.
+///
+/// Nothing else changes the set as long as it exists: it borrows the [`LockedSet`] mutably, and only this module makes one.
+/// [`remove`](Self::remove) uses it up.
+pub(super) struct ItemMut<'g, 'a> {
+    item: NonNull<Item>,
+    locked: &'g mut LockedSet<'a>,
+}
+
+impl ItemMut<'_, '_> {
+    #[inline]
+    pub(super) fn get(&self) -> ItemRef<'_> {
+        // SAFETY: the function that made this found or put the item in the table of `locked`. Only `remove` takes it out.
+        unsafe { ItemRef::new(self.item, self.locked) }
+    }
+
+    /// Puts the item among those that watch rotating sets, or sets above these. There is
+    /// [room](LockedSet::reserve_rotating).
+    pub(super) fn add_rotating(&mut self) {
+        self.locked.interests.rotating.push(self.item);
+    }
+
+    /// Takes the item from those that watch rotating sets, if it is there.
+    pub(super) fn remove_rotating(&mut self) {
+        let rotating = &mut self.locked.interests.rotating;
+        if !rotating.is_empty() {
+            rotating.retain(|&other| other != self.item);
         }
     }
 
@@ -421,18 +443,42 @@ impl<'a> LockedSet<'a> {
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
     pub(super) fn reserve_extras(&mut self) -> Result<(), Errno> {
-        let extras = &mut self.interests.extras;
+        let extras = &mut self.locked.interests.extras;
         extras.try_reserve(1).map_err(|_| Errno::NOMEM)
     }
 
-    /// Keeps the entries of the item in `slot` in further wait queues. There is [room](Self::reserve_extras).
-    pub(super) fn keep_extras(&mut self, slot: u32, entries: Extras) {
-        self.interests.extras.insert(slot, entries);
+    /// Keeps the entries of the item in further wait queues. There is [room](Self::reserve_extras).
+    pub(super) fn keep_extras(&mut self, entries: Extras) {
+        let slot = self.get().slot();
+        self.locked.interests.extras.insert(slot, entries);
     }
 
-    /// The entries of the item in `slot` in further wait queues.
-    fn extras_at(&self, slot: u32) -> &[Box<ExtraEntry>] {
-        let extras = self.interests.extras.get(&slot);
-        extras.map_or(&[], Vec::as_slice)
+    /// Removes the item. The caller drops the file's memory, which
+    /// may run the object's destructor, after it has released the set's lock.
+    ///
+    /// # Safety
+    /// The item is linked nowhere any more: neither into a wait queue or a watcher list, nor among the arrivals, on the ready
+    /// list, in `first` or among [`rotating`](LockedSet::rotating).
+    pub(super) unsafe fn remove(self) -> Held {
+        let key = self.get().key();
+        let interests = &mut *self.locked.interests;
+        let Interests { slots, table, .. } = interests;
+        let is_here = |&slot: &u32| ptr::eq(slots.get(slot), self.item.as_ptr());
+        let Ok(entry) = table.find_entry(hash(key), is_here) else {
+            unreachable!("a registered item is in its set's table")
+        };
+        let (slot, _) = entry.remove();
+        if !interests.extras.is_empty() {
+            interests.extras.remove(&slot);
+        }
+        // SAFETY: it is registered no more, and linked nowhere (the caller's contract). This excludes each `ItemRef`.
+        let file = unsafe { self.item.as_ref().vacate() };
+        interests.slots.give(slot);
+        interests.allowance.give();
+        interests.shrink();
+        match file {
+            Some(file) => file,
+            None => unreachable!("a registered item has its file"),
+        }
     }
 }

@@ -53,7 +53,7 @@ const SCANNED: *mut Item = ptr::without_provenance_mut(TAG);
 /// A doubly linked list of items of one set, guarded by that set's lock.
 ///
 /// All functions that put an item there or take it off are unsafe, or in this file. So the items on the list are registered:
-/// an item is [removed](LockedSet::remove) only when it is on none.
+/// an item is [removed](super::interest::ItemMut::remove) only when it is on none.
 pub(super) struct ReadyList {
     head: Cell<*mut Item>,
     tail: Cell<*mut Item>,
@@ -468,17 +468,21 @@ impl<'g> Listed<'g> {
         }
     }
 
-    /// Polls the item's file. An item that is idle is off the list afterwards: then this returns none.
+    /// Polls the item's file, and returns the requested events that are ready. Calls `if_ready` with an item that is ready. An
+    /// item that is idle is off the list afterwards.
     #[inline]
-    pub(super) fn poll_or_unqueue(self) -> Option<(Events, Self)> {
+    pub(super) fn poll_or_unqueue(self, if_ready: impl FnOnce(Self)) -> Events {
         let item = self.0;
-        let events = item.poll();
-        if !events.is_empty() {
-            return Some((events, self));
+        let mut events = item.poll();
+        if events.is_empty() {
+            events = self.unqueue_idle();
+            if events.is_empty() {
+                return events;
+            }
         }
-        let events = self.unqueue_idle();
-        // SAFETY: `unqueue_idle` has put an item that became ready back.
-        (!events.is_empty()).then(|| (events, unsafe { Listed::new(item) }))
+        // SAFETY: it was not taken off, or `unqueue_idle` has put it back.
+        if_ready(unsafe { Listed::new(item) });
+        events
     }
 
     /// Takes an item that was found idle off the ready list, and looks once more. An item that is ready now is back on the list.

@@ -4,7 +4,7 @@ use super::Set;
 #[cfg(any(feature = "std", upoll_loom))]
 use super::backend::KernelBackend;
 use super::ctl::as_set;
-use super::interest::{ItemRef, LockedSet, state};
+use super::interest::{ItemMut, ItemRef, LockedSet, state};
 use super::ready::{Listed, ReadyList};
 use crate::events::{Event, Events};
 use crate::steps::{Step, step};
@@ -71,42 +71,32 @@ impl<'a> Scan<'a> {
             }
         }
     }
+}
 
+impl Progress {
     /// Takes the oldest ready item. Returns the events to report and the item's data; no events if
-    /// it is not ready. None if there is no such item.
+    /// it is not ready.
     #[inline(always)]
-    fn take(&mut self) -> Option<(Events, u64)> {
-        let listed = self.locked.front()?;
-        let progress = &mut self.progress;
+    fn take(&mut self, listed: Listed<'_>) -> (Events, u64) {
         let item = listed.item();
         let interest = item.interest();
         // Only such an item can hold a claim.
         if interest.contains(Events::EXCLUSIVE) || item.state() & !state::QUEUED != 0 {
-            return Some(progress.take_in_turn(listed, interest));
+            return self.take_in_turn(listed, interest);
         }
-        let Some((events, listed)) = poll(listed, interest.intersects(CONSUMING)) else {
-            return Some((Events::empty(), item.data()));
+        let events = if interest.intersects(CONSUMING) {
+            let events = listed.take_off().poll_unqueued();
+            if !events.is_empty() {
+                use_up(item, interest);
+            }
+            events
+        } else {
+            listed.poll_or_unqueue(|listed| self.report_again(listed))
         };
-        progress.reported(item, listed, interest);
-        Some((events, item.data()))
+        (events, item.data())
     }
-}
 
-/// Returns the ready events of an item, and the item if it is still on the list: it is off the list afterwards if a report uses it
-/// up, or if it is idle. None if it is idle.
-#[inline(always)]
-fn poll(listed: Listed<'_>, consumes: bool) -> Option<(Events, Option<Listed<'_>>)> {
-    if consumes {
-        let events = listed.take_off().poll_unqueued();
-        (!events.is_empty()).then_some((events, None))
-    } else {
-        let (events, listed) = listed.poll_or_unqueue()?;
-        Some((events, Some(listed)))
-    }
-}
-
-impl Progress {
-    /// [`take`](Scan::take) of an item that may hold a claim, or must not be taken out of turn.
+    /// [`take`](Self::take) of an item that may hold a claim, or must not be taken out of turn.
     #[inline(never)]
     fn take_in_turn(&mut self, listed: Listed<'_>, interest: Events) -> (Events, u64) {
         let item = listed.item();
@@ -122,26 +112,30 @@ impl Progress {
             true => Set::SHOWN & interest,
             false => Events::empty(),
         };
-        let polled = if shown.is_empty() {
-            poll(listed, consumes)
-        } else if consumes {
-            listed.take_off();
-            Some((shown, None))
-        } else {
-            Some((shown, Some(listed)))
+        let mut still_listed = None;
+        let events = match (shown.is_empty(), consumes) {
+            (true, true) => listed.take_off().poll_unqueued(),
+            (true, false) => listed.poll_or_unqueue(|listed| still_listed = Some(listed)),
+            (false, true) => {
+                listed.take_off();
+                shown
+            }
+            (false, false) => {
+                still_listed = Some(listed);
+                shown
+            }
         };
         unchoose(item);
-        let Some((events, listed)) = polled else {
+        if events.is_empty() {
             settle_idle(item, &mut self.deferred);
             return NOTHING;
-        };
+        }
         let claimed = item.entry.is_claimed();
         let rotating = match item.state() & state::ROTATING {
             0 => None,
             _ => as_set(item.file()),
         };
         let hung_up = rotating.is_some_and(Set::has_hung_up);
-        let mut still_listed = listed;
         if !claimed && rotating.is_some() {
             let ask = match self.ask {
                 _ if hung_up => Ask::Unconditional,
@@ -177,19 +171,18 @@ impl Progress {
         {
             here.had_turn(item.slot());
         }
-        self.reported(item, still_listed, interest);
+        match still_listed {
+            Some(listed) => self.report_again(listed),
+            None => use_up(item, interest),
+        }
         (events, item.data())
     }
 
-    /// An item is reported: it is disabled, or looked at again next time. `listed`: a report does not use it up.
+    /// An item that a report does not use up is looked at again next time.
     #[inline(always)]
-    fn reported(&mut self, item: ItemRef<'_>, listed: Option<Listed<'_>>, interest: Events) {
-        if interest.contains(Events::ONESHOT) {
-            item.set_interest(interest & Events::CONTROL);
-        } else if let Some(listed) = listed {
-            // SAFETY: the list is that of a scan of the item's set, whose end puts it behind the ready list.
-            unsafe { listed.move_to(&self.again) };
-        }
+    fn report_again(&mut self, listed: Listed<'_>) {
+        // SAFETY: the list is that of a scan of the item's set, whose end puts it behind the ready list.
+        unsafe { listed.move_to(&self.again) };
     }
 
     /// Asks whether this worker, which was not chosen, may take the event of a rotating set. If not,
@@ -203,6 +196,14 @@ impl Progress {
         let is_mine = item.entry.turn(ask, refuse, &mut self.deferred);
         self.turns.yielded |= !is_mine;
         is_mine
+    }
+}
+
+/// An item that a report uses up is reported: a one-shot one is disabled.
+#[inline]
+fn use_up(item: ItemRef<'_>, interest: Events) {
+    if interest.contains(Events::ONESHOT) {
+        item.set_interest(interest & Events::CONTROL);
     }
 }
 
@@ -283,8 +284,8 @@ fn take_first_edge(locked: &LockedSet<'_>) -> Option<(Events, u64)> {
     let _ended = LoneScan(locked.set());
     let events = item.poll_unqueued();
     let interest = item.interest();
-    if !events.is_empty() && interest.contains(Events::ONESHOT) {
-        item.set_interest(interest & Events::CONTROL);
+    if !events.is_empty() {
+        use_up(item, interest);
     }
     Some((events, item.data()))
 }
@@ -325,9 +326,10 @@ impl Set {
             return 0;
         };
         while filled < out.len() {
-            let Some((events, data)) = scan.take() else {
+            let Some(oldest) = scan.locked.front() else {
                 break;
             };
+            let (events, data) = scan.progress.take(oldest);
             if !events.is_empty() {
                 out[filled] = Event::new(events, data);
                 filled += 1;
@@ -347,7 +349,7 @@ impl Set {
             while let Some(listed) = scan.locked.front() {
                 step(Step::Poll);
                 let item = listed.item();
-                if listed.poll_or_unqueue().is_some() {
+                if !listed.poll_or_unqueue(drop).is_empty() {
                     return true;
                 }
                 unchoose(item);
@@ -518,11 +520,13 @@ impl LockedSet<'_> {
         }
         will_come
     }
+}
 
-    /// Takes the item in `slot`, which is unhooked from all queues, off whichever list it is on, or from `first`.
-    pub(super) fn take_off(&mut self, slot: u32) {
-        let locked = &*self;
-        let item = locked.item(slot);
+impl ItemMut<'_, '_> {
+    /// Takes the item, which is unhooked from all queues, off whichever list it is on, or from `first`.
+    pub(super) fn take_off(&mut self) {
+        let item = self.get();
+        let locked = item.locked();
         let first = &locked.set().first;
         if item.state() & state::QUEUED != 0 {
             locked.begin_scan();

@@ -84,7 +84,7 @@ impl Emptying<'_> {
         let _scope = Scope::enter();
         loop {
             let mut locked = self.set.lock();
-            let Some((slot, item)) = locked.next_from(self.slot) else {
+            let Some((slot, item)) = locked.next_mut(self.slot) else {
                 if locked.count() == 0 {
                     break;
                 }
@@ -94,13 +94,13 @@ impl Emptying<'_> {
             self.slot = slot + 1;
             // The pass over the hooks has unhooked it, unless that was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
-            let file = FileId::of(item.file());
+            let (place, file) = (item.get().as_ptr(), FileId::of(item.get().file()));
             let mut claims = self.claims.iter();
             let known = claims
-                .find(|(claimed, of, _)| *claimed == item.as_ptr() && FileId::of(of) == file)
+                .find(|(claimed, of, _)| *claimed == place && FileId::of(of) == file)
                 .map(|&(_, _, queue)| queue);
             let mut left = None;
-            locked.forget(slot, known, &mut left);
+            item.forget(known, &mut left);
             drop(locked);
             if let Some(left) = left {
                 left.finish();
