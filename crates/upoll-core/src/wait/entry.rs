@@ -196,9 +196,17 @@ impl Drop for WaitEntry {
 }
 
 impl Hooked<'_> {
-    /// Links the entry, which is not linked.
+    /// Links the entry, which is not linked, and counts it.
     #[inline]
     fn link(&mut self, place: Place) {
+        self.push(place);
+        self.held.queue.count_linked();
+        self.held.queue.tally.count(Tally::sleeps);
+    }
+
+    /// Links the entry, which is not linked.
+    #[inline]
+    pub(super) fn push(&mut self, place: Place) {
         let (entry, inside) = (self.entry, &mut *self.held.inside);
         if place == Place::ExclusiveTail {
             inside.turns.begins_last(entry, &inside.entries);
@@ -211,8 +219,6 @@ impl Hooked<'_> {
                 Place::Shared | Place::ExclusiveHead => inside.entries.push_front(entry),
             }
         }
-        self.held.queue.count_linked();
-        self.held.queue.tally.count(Tally::sleeps);
     }
 
     /// Unlinks the entry, if it is linked.

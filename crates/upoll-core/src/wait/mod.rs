@@ -12,12 +12,12 @@
 //! | *Call*: a wakeup calls an entry in a [`Mode`]. The [`Reply`] is whether it took the event | `call.rs` |
 //! | *Claim*: an exclusive entry took a wakeup and has not settled it | below |
 //! | *Named pair*: publish then wake, register then poll | below |
-//! | *Guard*: all that the lock guards is reached through [`Held`], and an entry's links through the list there | `locked.rs` |
+//! | *Guard*: all that the lock guards is reached through `Held`, and an entry's links through the list there | `locked.rs` |
 //! | *Missed wakeup*: a wakeup that finds the lock held leaves its key with the holder | `locked.rs` |
 //! | *Deferred work*: what a wakeup does once its locks are free | `deferred.rs`, `tasks.rs` |
 //!
-//! How exclusive waiters take turns is a policy beside that, in `rotation.rs`. Its state is [`Turns`], which the lock guards,
-//! and [`Rotation`]. The queue tells it of entries that are linked last and of claims that come and go.
+//! How exclusive waiters take turns is a policy beside that, in `rotation.rs`. Its state is `Turns`, which the lock guards,
+//! and `Rotation`. The queue tells it of entries that are linked last and of claims that come and go.
 //!
 //! # Claims
 //! A wakeup that an exclusive waiter took is that waiter's *claim* until it has polled the object

@@ -198,7 +198,7 @@ impl WaitQueue {
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
     ) -> Arrival {
-        // SAFETY: the contract of `hook` is this one's.
+        // SAFETY: the contract of `hook_unlinked` is this one's.
         unsafe { me.hook_unlinked(self, Place::ExclusiveTail) };
         let mut hooked = Hooked {
             entry: me,
@@ -206,11 +206,10 @@ impl WaitQueue {
         };
         if first {
             let lead = hooked.held.inside.lead_of_first();
-            // SAFETY: it is hooked into this queue, and is linked nowhere yet.
+            // SAFETY: it is hooked, and not linked yet. It stays while it is linked (`hook`'s contract).
             unsafe { hooked.held.inside.push_in_turn(me, lead, true) };
         } else {
-            // SAFETY: as for `push_in_turn`.
-            unsafe { hooked.held.inside.push_last(me) };
+            hooked.push(Place::ExclusiveTail);
         }
         self.count_linked();
         self.clear_recheck();
@@ -343,7 +342,7 @@ impl Held<'_> {
         let entry = unsafe { entry.as_ref() };
         claim(entry, &mut inside.turns);
         entry.set_rank_bit(COUNTED, true);
-        // SAFETY: it is linked here, or was until this wake.
+        // SAFETY: it is linked here, or was until the wake that it took: its owner could not link it since, without this lock.
         unsafe { inside.count_turn(entry) };
     }
 
@@ -449,7 +448,7 @@ impl Hooked<'_> {
         if ask == Ask::Unconditional {
             inside.call_all_late();
         }
-        // SAFETY: it is hooked into this queue.
+        // SAFETY: a hooked entry is linked into this list, if into any.
         unsafe { inside.count_turn(me) };
         true
     }
@@ -479,7 +478,7 @@ impl Hooked<'_> {
         let inside = &mut *self.held.inside;
         if self.entry.has_rank_bit(LINKED) {
             let lead = inside.turns.lead(self.entry).saturating_sub(TURN);
-            // SAFETY: it is hooked into this queue.
+            // SAFETY: a hooked entry is linked into this list, if into any.
             unsafe { inside.move_in_turn(self.entry, lead, true) };
         }
     }
@@ -507,16 +506,6 @@ impl Inside {
         first.map_or(0, |first| self.turns.lead(first))
     }
 
-    /// Links an exclusive entry that is new here behind all others.
-    ///
-    /// # Safety
-    /// As [`List::push_behind`].
-    unsafe fn push_last(&mut self, entry: &WaitEntry) {
-        self.turns.begins_last(entry, &self.entries);
-        // SAFETY: the caller keeps the contract of `push_behind`.
-        unsafe { self.entries.push_back(entry) };
-    }
-
     /// Links an exclusive entry that is ahead by `lead` behind those ahead by as much or less, or
     /// before those ahead by as much or more.
     ///
@@ -529,7 +518,7 @@ impl Inside {
             let theirs = turns.lead(other);
             other.has_rank_bit(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
         };
-        // SAFETY: the caller keeps the contract of `push_behind`.
+        // SAFETY: the contract of `push_behind` is this one's.
         unsafe { entries.push_behind(entry, goes_before) };
     }
 
@@ -554,7 +543,7 @@ impl Inside {
     /// The entry is linked nowhere else.
     unsafe fn count_turn(&mut self, entry: &WaitEntry) {
         let lead = self.turns.count(entry);
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the contract of `move_in_turn` is this one's.
         unsafe { self.move_in_turn(entry, lead, false) };
     }
 }

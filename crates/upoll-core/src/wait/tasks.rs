@@ -191,11 +191,13 @@ impl Job {
     /// `job` is from [`as_raw`](Self::as_raw) of a job that is forgotten, and is taken over once.
     unsafe fn from_raw(job: NonNull<()>) -> Self {
         if job.addr().get() & Self::IS_CELL == 0 {
-            // SAFETY: passed on to the caller.
+            // SAFETY: without the bit it is from `SharedBox::as_raw`. The reference of the job that was forgotten is taken over
+            // here, once (this function's contract).
             return Job::Call(unsafe { SharedBox::from_raw(job) });
         }
         let cell = job.as_ptr().map_addr(|addr| addr & !Self::IS_CELL);
-        // SAFETY: as above. Without the bit it is the address of a cell.
+        // SAFETY: without the bit it is the address of a cell, which is not null. The job that had it was forgotten, and is
+        // taken over once (this function's contract).
         Job::Wake(unsafe { Cell::from_raw(NonNull::new_unchecked(cell)) })
     }
 
@@ -325,7 +327,7 @@ impl Scope {
     /// The process was just forked, has a memory of its own, and has no other thread than the caller.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     pub unsafe fn begin_in_child() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the contract of `List::begin_in_child` is this one's.
         unsafe { list::List::begin_in_child() };
     }
 

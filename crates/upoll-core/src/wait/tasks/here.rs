@@ -64,7 +64,7 @@ impl List {
     /// As there.
     #[cfg(not(upoll_loom))]
     pub(super) unsafe fn begin_in_child() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the contract of `left::begin_in_child` is this one's.
         HERE.with(|here| unsafe { left::begin_in_child(ptr::from_ref(here).addr()) });
     }
 
