@@ -15,7 +15,7 @@ macro_rules! errnos {
             $(#[doc = $text] pub const $name: Errno = Errno($value);)*
 
             /// Returns all numbers that have a name, in their order.
-            #[cfg(all(feature = "std", not(upoll_loom)))]
+            #[cfg(feature = "std")]
             pub fn known() -> impl Iterator<Item = Errno> {
                 [$(Errno::$name),*].into_iter()
             }
