@@ -339,8 +339,7 @@ impl File<Set> {
         if target.is_some_and(Set::takes_turns) {
             locked.reserve_rotating()?;
         }
-        // SAFETY: the callers have locked the set of this description.
-        let mut item = unsafe { locked.insert(self, file, wanted, event.data())? };
+        let mut item = locked.insert(self, file, wanted, event.data())?;
         {
             let mut watchers = file.description().watchers().lock();
             // SAFETY: the item is new, so its link is in no list. It stays put, and `ItemMut::forget` unlinks it before it
@@ -373,7 +372,7 @@ impl File<Set> {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let (item, ready) = item.hook(file, place, left)?;
+        let (item, ready) = item.hook(place, left)?;
         item.get().queue_if_ready(ready & wanted, deferred);
         Ok(())
     }
@@ -426,12 +425,7 @@ impl ItemMut<'_, '_> {
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it. The item has been removed.
-    fn hook(
-        self,
-        file: FileRef<'_>,
-        place: Place,
-        left: &mut Option<Forgotten>,
-    ) -> Result<(Self, Events), Errno> {
+    fn hook(self, place: Place, left: &mut Option<Forgotten>) -> Result<(Self, Events), Errno> {
         let mut is_short = false;
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
@@ -464,8 +458,8 @@ impl ItemMut<'_, '_> {
             }
             hooked += 1;
         };
-        let events = file
-            .description()
+        let events = node
+            .file()
             .object()
             .poll(&mut PollTable::new(&mut on_register).for_item());
         let extras = mem::take(extras);
@@ -522,7 +516,8 @@ impl ItemMut<'_, '_> {
             true => Events::IN,
             false => item.interest(),
         };
-        self.take_off();
+        // SAFETY: it was unhooked above.
+        unsafe { self.take_off() };
         if bits & state::WATCHES_SET != 0 {
             self.remove_rotating();
         }

@@ -87,7 +87,7 @@ pub fn end_thread() {
     drop(SERVED_BY.with(|served_by| served_by.replace(ServedBy(Vec::new()))));
 }
 
-/// RecheckFlags that the calling thread may have an event of each rotating set at or below `set`, which has just
+/// Notes that the calling thread may have an event of each rotating set at or below `set`, which has just
 /// shown it that it is ready.
 #[inline]
 pub fn remember(set: &Set) {

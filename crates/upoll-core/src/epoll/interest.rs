@@ -343,16 +343,16 @@ impl<'a> LockedSet<'a> {
     ///
     /// `ENOSPC`: the account is used up. `ENOMEM`: no memory.
     ///
-    /// # Safety
-    /// `set` is this set.
-    pub(super) unsafe fn insert(
+    /// # Panics
+    /// `set` is not this set.
+    pub(super) fn insert(
         &mut self,
         set: &File<Set>,
         file: FileRef<'_>,
         interest: Events,
         data: u64,
     ) -> Result<ItemMut<'_, 'a>, Errno> {
-        debug_assert!(
+        assert!(
             ptr::eq(set.set(), self.set),
             "an item is added to another set"
         );
@@ -368,13 +368,15 @@ impl<'a> LockedSet<'a> {
         if !allowance.take() {
             return Err(Errno::NOSPC);
         }
+        // First, as it panics at too many references.
+        let held = file.keep();
         let Some(slot) = slots.take(set.as_description_ptr()) else {
             allowance.give();
             return Err(Errno::NOMEM);
         };
         let item = slots.get(slot);
         // SAFETY: the slot was vacant, so no other thread knows it.
-        unsafe { item.occupy(file, interest, data) };
+        unsafe { item.occupy(held, file.fd(), interest, data) };
         let item = NonNull::from(item);
         table.insert_unique(hash(file.key()), slot, |&slot| hash_of(slots, slot));
         Ok(ItemMut { item, locked: self })

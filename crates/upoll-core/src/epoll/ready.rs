@@ -264,22 +264,20 @@ impl LockedSet<'_> {
         if untagged(pending).is_null() && first.is_null() {
             return !pending.is_null();
         }
-        self.enlist(first);
+        self.enlist();
         true
     }
 
     /// Moves the item in `first` to the ready list, and then the arrivals. `pending` shows before that a scan is under way.
-    /// The caller has read `first`.
     #[inline(never)]
-    fn enlist(&self, first: *mut Item) {
+    fn enlist(&self) {
         let set = self.set();
         let arrivals = untagged(set.pending.swap(just_tag(), Ordering::SeqCst));
-        // An item there stays. If another one has come since, an arrival may have been pushed because of it. So it goes first.
-        let first = NonNull::new(first);
-        let first = first.or_else(|| NonNull::new(set.first.load(Ordering::Acquire)));
-        if let Some(first) = first {
-            // SAFETY: an item in `first` is registered, as a removal takes it out with the set's lock held (`take_off`). One
-            // whose `QUEUED` was clear is on no list.
+        // After the swap: an arrival may have been pushed because of an item there. So that goes first.
+        if let Some(first) = NonNull::new(set.first.load(Ordering::Acquire)) {
+            // SAFETY: an item in `first` is registered, as a removal takes it out with the set's lock held (`take_off`). It is not
+            // `SCANNED`, as no scan begins or ends between `take_first` and `end_scan_of_first`. An item whose `QUEUED` was clear
+            // is on no list.
             unsafe {
                 let word = &first.as_ref().entry.owner_word;
                 if word.fetch_or(state::QUEUED, Ordering::SeqCst) & state::QUEUED == 0 {
@@ -288,15 +286,19 @@ impl LockedSet<'_> {
             }
             set.first.store(ptr::null_mut(), Ordering::SeqCst);
         }
-        self.append_arrivals(arrivals);
+        // SAFETY: taken above.
+        unsafe { self.append_arrivals(arrivals) };
     }
 
     /// Moves the arrivals to the ready list. The stack has the newest first; the list wants the oldest first.
-    fn append_arrivals(&self, newest: *mut Item) {
+    ///
+    /// # Safety
+    /// The caller has taken the stack that `newest` is the top of.
+    unsafe fn append_arrivals(&self, newest: *mut Item) {
         let oldest_first = ReadyList::new();
         let mut at = newest;
         while let Some(item) = NonNull::new(at) {
-            // SAFETY: `enlist` has taken the stack, whose items are registered: a removal takes them off with the set's lock
+            // SAFETY: the caller has taken the stack, whose items are registered: a removal takes them off with the set's lock
             // held (`take_off`). So only this thread has their links, and they are on no list.
             unsafe {
                 at = item.as_ref().next.load(Ordering::Relaxed);
@@ -346,7 +348,7 @@ impl LockedSet<'_> {
         let first = set.first.load(Ordering::Acquire);
         if !untagged(set.pending.load(Ordering::Acquire)).is_null() || !first.is_null() {
             arrived = true;
-            self.enlist(first);
+            self.enlist();
         }
         // SAFETY: `again` holds items of this set (the contract of `Listed::move_to`).
         unsafe { self.ready().append(again) };
@@ -360,7 +362,7 @@ impl LockedSet<'_> {
             );
             if untag.is_err() {
                 arrived = true;
-                self.enlist(ptr::null_mut());
+                self.enlist();
             }
         }
         arrived

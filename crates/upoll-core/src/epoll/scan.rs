@@ -481,17 +481,21 @@ impl LockedSet<'_> {
     /// Takes the item in `slot`, which watches a rotating set, off the ready list, then has `look` do the last look at the source
     /// that the kernel has. `look` returns whether an event of that comes to the item again if there is one. Returns whether an
     /// event of the rotating set does; if not, the item goes back to the list. An item with a claim stays on the list: a
-    /// harvest has to settle that. Without an item in `slot` this returns false.
+    /// harvest has to settle that. Without such an item in `slot` this returns false.
     #[cfg(any(feature = "std", upoll_loom))]
     pub fn leave_to(&mut self, slot: u32, look: impl FnOnce(&LockedSet<'_>) -> bool) -> bool {
         let locked = &*self;
-        let Some(item) = locked.at(slot) else {
+        // A rotating set registers one queue.
+        let is_of_one_queue = |item: &ItemRef<'_>| {
+            item.state() & (state::ROTATING | state::HAS_EXTRAS) == state::ROTATING
+        };
+        let Some(item) = locked.at(slot).filter(is_of_one_queue) else {
             return false;
         };
         let Some(queue) = item.hooked_into() else {
             return look(locked);
         };
-        // A wake marks an item as queued before it puts it on a list, both under the queue's lock.
+        // A wake marks an item as queued before it puts it on a list, both under the lock of this queue, the only one.
         let mut behind = ptr::null_mut();
         let is_off = queue.without_wakes(|| {
             if item.state() & state::QUEUED == 0 || item.entry.is_claimed() {
@@ -523,14 +527,18 @@ impl LockedSet<'_> {
 }
 
 impl ItemMut<'_, '_> {
-    /// Takes the item, which is unhooked from all queues, off whichever list it is on, or from `first`.
-    pub(super) fn take_off(&mut self) {
+    /// Takes the item off whichever list it is on, or from `first`.
+    ///
+    /// # Safety
+    /// The item is unhooked from all queues: a wake marks it as queued before it puts it on a list.
+    pub(super) unsafe fn take_off(&mut self) {
         let item = self.get();
         let locked = item.locked();
         let first = &locked.set().first;
         if item.state() & state::QUEUED != 0 {
             locked.begin_scan();
-            // SAFETY: a queued item is on the ready list now that the arrivals are. `&mut self` excludes each other `Listed`.
+            // SAFETY: a queued item is on the ready list now that the arrivals are, as no wake is under way (the caller's
+            // contract). `&mut self` excludes each other `Listed`.
             let listed = unsafe { Listed::new(item) };
             listed.take_off_for_good();
             locked.end_scan(ReadyList::new());

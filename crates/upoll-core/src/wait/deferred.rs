@@ -117,6 +117,15 @@ impl Deferred {
         queue: &WaitQueue,
         call: impl FnOnce(&mut Wake<'_>) -> R,
     ) -> R {
+        /// Leaves the level, also if the call panics.
+        struct Leave<'w, 'd>(&'w mut Wake<'d>, *const Level);
+
+        impl Drop for Leave<'_, '_> {
+            fn drop(&mut self) {
+                self.0.deferred.level = self.1;
+            }
+        }
+
         let below = wake.deferred.level;
         let level = Level {
             queue,
@@ -124,15 +133,13 @@ impl Deferred {
             depth: wake.deferred.depth(),
         };
         wake.deferred.level = &raw const level;
-        let result = call(wake);
-        wake.deferred.level = below;
-        result
+        let entered = Leave(wake, below);
+        call(entered.0)
     }
 
     #[inline]
     fn level(&self) -> Option<&Level> {
-        // SAFETY: null or a level of a call of `through` that has not returned, as the call takes it away. (A panic leaves
-        // it there, and what is left of the wake then is the drop of this, which does not look.)
+        // SAFETY: null or a level of a call of `through` that has not returned, as the call takes it away (`Leave`).
         unsafe { self.level.as_ref() }
     }
 

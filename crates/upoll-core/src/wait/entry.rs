@@ -63,7 +63,8 @@ impl WaitEntry {
     ///   [`is_done`](WaitEntry::is_done) returns true. It may be leaked.
     /// - The queue lives when its owner calls a method of a hooked entry. It ends with entries linked only if all of
     ///   these are leaked: then nobody follows their links.
-    /// - One owner at a time calls the methods that hook, link and unhook.
+    /// - Only the owner, one thread at a time, calls the methods that take the queue's lock: all that hook, link, unhook,
+    ///   settle or ask for a turn.
     #[inline]
     pub unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
         // SAFETY: the contract of `hook_unlinked` is this one's.

@@ -298,6 +298,9 @@ impl Held<'_> {
         }
         let mut walk = self.inside.entries.walk_exclusive();
         while let Some(linked) = walk.advance() {
+            if !linked.entry().has_rank_bit(EXCLUSIVE) {
+                continue;
+            }
             if let Some(taker) = queue.call(linked, wake).taker() {
                 // The other entries get no recheck flag.
                 queue.clear_recheck();
@@ -318,8 +321,10 @@ impl Held<'_> {
         let mut walk = self.inside.entries.walk_exclusive();
         while let Some(linked) = walk.advance() {
             let entry = linked.entry();
+            let rank = entry.rank.load(Ordering::Relaxed);
             match whom {
-                _ if entry.has_rank_bit(LATE) => continue,
+                // Shared entries stand behind an exclusive one that was linked first.
+                _ if rank & (LATE | EXCLUSIVE) != EXCLUSIVE => continue,
                 Whom::Except(one) if ptr::eq(entry, one) => continue,
                 Whom::Before(one) if ptr::eq(entry, one) => break,
                 // One with a claim has an event of its own to look for.

@@ -18,7 +18,7 @@ use crate::epoll::Set;
 use crate::epoll::ready::on_wake_item;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileId, FileRef, Held, Key, WatcherLink, Watchers};
+use crate::file::{Description, FileId, Held, Key, WatcherLink, Watchers};
 use crate::memory::boxed;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry, WaitQueue};
@@ -91,11 +91,11 @@ impl Item {
     /// # Safety
     /// The caller has taken the slot from the slab, and no other thread knows the item yet.
     #[inline]
-    pub(super) unsafe fn occupy(&self, file: FileRef<'_>, interest: Events, data: u64) {
+    pub(super) unsafe fn occupy(&self, file: Held, fd: i32, interest: Events, data: u64) {
         // SAFETY: the caller's contract leaves the cells to this thread.
         unsafe {
-            self.file.with_mut(|place| *place = Some(file.keep()));
-            self.fd.with_mut(|fd| *fd = file.fd());
+            self.file.with_mut(|place| *place = Some(file));
+            self.fd.with_mut(|place| *place = fd);
             self.data.with_mut(|place| *place = data);
         }
         // The hook comes later, and publishes it.

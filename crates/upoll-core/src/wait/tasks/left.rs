@@ -278,7 +278,7 @@ struct Left {
 impl Member {
     #[inline]
     fn slot(&self) -> &TaskSlot {
-        // SAFETY: a slot in the list is alive, and the caller has the list borrowed.
+        // SAFETY: a slot whose `left_in` is not 0 is alive, as its drop waits for the list's lock, which the caller holds.
         unsafe { self.0.as_ref() }
     }
 }
