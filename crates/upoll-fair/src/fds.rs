@@ -1,5 +1,7 @@
 //! One byte for each fd: what the library knows about it.
 //!
+//! With datagram sockets (`settings::with_datagrams`) these count as listening ones here and in `polls` and `sets`.
+//!
 //! The table is a hint. An fd that is wrongly taken for an ordinary one keeps the kernel's behaviour;
 //! an fd that is wrongly taken for a listening socket is checked before anything is done with it.
 
@@ -7,6 +9,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::raw;
+use crate::settings;
 
 /// Nothing is known yet.
 pub(crate) const UNKNOWN: u8 = 0;
@@ -38,6 +41,11 @@ static HAS_LISTENER: AtomicBool = AtomicBool::new(false);
 #[inline]
 pub(crate) fn has_listener() -> bool {
     HAS_LISTENER.load(Ordering::Relaxed)
+}
+
+/// Has `poll` and `select` look for datagram sockets from the start, as none may be bound or listen.
+pub(crate) fn start() {
+    HAS_LISTENER.store(settings::with_datagrams(), Ordering::Relaxed);
 }
 
 /// Takes note of a listening socket.
@@ -103,11 +111,22 @@ pub(crate) fn is_listener(fd: c_int) -> bool {
 
 #[cold]
 fn check(fd: c_int) -> bool {
-    let listens = raw::socket_option(fd, libc::SO_ACCEPTCONN);
-    match listens {
-        Ok(1) => set_listener(fd),
-        Ok(_) | Err(libc::ENOTSOCK) => set_kind(fd, ORDINARY),
+    let is_shared = match raw::socket_option(fd, libc::SO_ACCEPTCONN) {
+        Ok(0) if settings::with_datagrams() => {
+            raw::socket_option(fd, libc::SO_TYPE).map(|kind: c_int| kind == libc::SOCK_DGRAM)
+        }
+        listens => listens.map(|listens: c_int| listens == 1),
+    };
+    match is_shared {
+        Ok(true) => set_listener(fd),
+        Ok(false) | Err(libc::ENOTSOCK) => set_kind(fd, ORDINARY),
         Err(_) => {}
     }
-    listens == Ok(1)
+    is_shared == Ok(true)
+}
+
+/// Returns whether an edge-triggered interest in a socket, which is known as a listening one, can be exclusive. The library
+/// sees which worker has accepted, and not which one has received.
+pub(crate) fn sees_answers(fd: c_int) -> bool {
+    !settings::with_datagrams() || raw::socket_option(fd, libc::SO_ACCEPTCONN) == Ok(1)
 }

@@ -13,6 +13,7 @@ use crate::next::{CLibrary, exports};
 use crate::polls::{self, Select};
 use crate::raw::{self, kernel};
 use crate::sets;
+use crate::settings;
 use crate::shared;
 use crate::wait::{self, from_millis, from_timespec, from_timeval};
 
@@ -117,6 +118,14 @@ exports! {
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {} then |result| if result == 0 {
         see_listener(fd);
+    };
+
+    fn bind(fd: c_int, address: *const sockaddr, size: socklen_t) -> c_int {} then |result| if result == 0
+        && settings::with_datagrams()
+        && fds::kind(fd) <= ORDINARY
+    {
+        fds::set_kind(fd, UNKNOWN);
+        fds::is_listener(fd);
     };
 
     fn accept(fd: c_int, address: *mut sockaddr, size: *mut socklen_t) -> c_int {}

@@ -32,6 +32,7 @@ extern "C" fn start() {
     lock::start();
     shared::map(settings::shared());
     stats::prepare();
+    fds::start();
     // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork
     // in the middle of a change could leave the child's table locked.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };

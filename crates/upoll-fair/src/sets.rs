@@ -161,14 +161,16 @@ pub(crate) fn find(epfd: c_int) -> Option<&'static Set> {
     of_program(epfd).filter(|set| !set.is_left_alone())
 }
 
-/// Returns the mask to register exclusively in place of `events`; `None` if that would mean something else.
-fn exclusive_mask(events: u32) -> Option<u32> {
-    let is_possible = events & IN != 0 && events & !(ACCEPTED | DISPENSABLE) == 0;
+/// Returns the mask to register an fd exclusively in place of `events`; `None` if that would mean something else.
+fn exclusive_mask(fd: c_int, events: u32) -> Option<u32> {
+    let is_possible = events & IN != 0
+        && events & !(ACCEPTED | DISPENSABLE) == 0
+        && (events & EDGE == 0 || fds::sees_answers(fd));
     is_possible.then_some(events & ACCEPTED | EXCLUSIVE)
 }
 
-fn state_of(events: u32) -> State {
-    match exclusive_mask(events) {
+fn state_of(fd: c_int, events: u32) -> State {
+    match exclusive_mask(fd, events) {
         _ if settings::is_observing() => State::Plain,
         _ if events & EXCLUSIVE != 0 => State::AskedExclusive,
         Some(_) => State::Pending,
@@ -211,14 +213,15 @@ impl Member {
 
     fn add(&self, epfd: c_int, is_exclusive: bool) -> isize {
         let asked = self.events.load();
-        let mask = exclusive_mask(asked).filter(|_| is_exclusive);
+        let fd = self.fd.load();
+        let mask = exclusive_mask(fd, asked).filter(|_| is_exclusive);
         let events = mask.unwrap_or(asked);
         let u64 = self.data.load();
-        let result = register(epfd, self.fd.load(), &epoll_event { events, u64 });
+        let result = register(epfd, fd, &epoll_event { events, u64 });
         self.state.store(match result {
             ..0 => State::Lost,
             _ if (events & !asked) & EXCLUSIVE != 0 => State::MadeExclusive,
-            _ => state_of(asked),
+            _ => state_of(fd, asked),
         });
         result
     }
@@ -570,7 +573,7 @@ unsafe fn modify(set: &Set, member: &Member, event: *mut epoll_event, result: is
     // SAFETY: the caller's contract.
     let event = unsafe { event.read_unaligned() };
     if !is_refused {
-        member.record(event, state_of(event.events));
+        member.record(event, state_of(member.fd.load(), event.events));
         return result;
     }
     // A MOD may not ask for it in any case.
@@ -597,7 +600,7 @@ fn record(locked: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
         found => found,
     };
     if let Some(set) = set.filter(|set| !set.is_left_alone()) {
-        set.remember(fd, event, state_of(event.events));
+        set.remember(fd, event, state_of(fd, event.events));
     }
 }
 

@@ -1,7 +1,8 @@
 //! The settings, from the environment.
 //!
 //! `UPOLL_FAIR` is the policy, `UPOLL_FAIR_STATS` the place for statistics (empty: standard error),
-//! `UPOLL_FAIR_SHARED` the file that the processes of one run share.
+//! `UPOLL_FAIR_SHARED` the file that the processes of one run share. With `UPOLL_FAIR_DATAGRAMS`, if it is not empty, workers
+//! take turns at datagram sockets, too.
 
 use std::env::var_os;
 use std::ffi::{CStr, CString};
@@ -15,6 +16,7 @@ struct Settings {
     policy: Policy,
     stats: Option<CString>,
     shared: Option<CString>,
+    datagrams: bool,
 }
 
 /// The constructor is the first to look at them. The program may change its environment later.
@@ -29,6 +31,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         policy: policy.unwrap_or_default(),
         stats: path("UPOLL_FAIR_STATS"),
         shared: path("UPOLL_FAIR_SHARED"),
+        datagrams: value("UPOLL_FAIR_DATAGRAMS").is_some_and(|text| !text.is_empty()),
     }
 });
 
@@ -44,6 +47,11 @@ pub(crate) fn takes_turns() -> bool {
 /// Returns whether registrations stay as the program made them.
 pub(crate) fn is_observing() -> bool {
     policy() == Policy::Observe
+}
+
+/// Returns whether workers take turns at datagram sockets, too.
+pub(crate) fn with_datagrams() -> bool {
+    SETTINGS.datagrams
 }
 
 /// Returns the file for statistics, if they are asked for; empty for standard error.

@@ -112,6 +112,36 @@ fn a_wakeup_that_a_worker_does_not_use_is_passed_on() {
     std::fs::remove_file(program).expect("the program was there");
 }
 
+/// Edge-triggered interests stay as they are.
+#[test]
+fn workers_take_turns_at_a_datagram_socket_if_that_is_asked_for() {
+    let program = compile("datagrams");
+    let lines = |wakes: [&str; 4]| {
+        let calls = ["epoll", "epoll, edge-triggered", "poll", "select"];
+        let lines = calls.iter().zip(wakes);
+        lines
+            .map(|(call, wakes)| format!("{call}: {wakes}, ok\n"))
+            .collect::<String>()
+    };
+    for (policy, datagrams, expected) in [
+        (None, "1", lines(["all"; 4])),
+        (Some("every"), "", lines(["all"; 4])),
+        (Some("every"), "1", lines(["one", "all", "one", "one"])),
+        (Some(DEFAULT), "1", lines(["one", "all", "one", "one"])),
+    ] {
+        // On a busy machine a worker may not be asleep again when the next message comes, or checks the socket meanwhile.
+        let found = (0..5).map(|_| {
+            let mut command = command(&program, policy);
+            command.env("UPOLL_FAIR_DATAGRAMS", datagrams);
+            let output = command.output().expect("the program runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        });
+        let found: Vec<_> = found.take_while(|found| *found != expected).collect();
+        assert!(found.len() < 5, "{policy:?}, {datagrams:?}: {found:?}");
+    }
+    std::fs::remove_file(program).expect("the program was there");
+}
+
 /// A running server of `server.c`.
 struct Server {
     process: Child,

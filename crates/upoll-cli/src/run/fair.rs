@@ -22,7 +22,7 @@ pub(crate) fn policy(text: &str) -> Result<Policy, &'static str> {
 }
 
 /// Sets the environment variables that the library reads.
-pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
+pub(super) fn prepare(command: &mut Command, policy: Policy, datagrams: bool) -> Result<()> {
     let policy = match policy {
         Policy::Every(wakeups) => wakeups.to_string(),
         Policy::Adaptive => "adaptive".into(),
@@ -30,6 +30,7 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
         Policy::Observe => "observe".into(),
     };
     command.env("UPOLL_FAIR", policy);
+    command.env("UPOLL_FAIR_DATAGRAMS", if datagrams { "1" } else { "" });
     command.env("UPOLL_FAIR_SHARED", shared::FAIR.create()?);
     Ok(())
 }

@@ -50,6 +50,12 @@ pub(crate) struct Options {
         conflicts_with = "user"
     )]
     fair: Option<Policy>,
+    /// With `--fair`, has workers take turns at datagram sockets, too: UDP and Unix ones.
+    ///
+    /// A program does not say which of them its workers share, so each one is registered exclusively. Edge-triggered
+    /// interests in them stay as they are. `--stats` counts no messages.
+    #[arg(long, requires = "fair")]
+    datagrams: bool,
     /// Reports the calls that were served in user space and those that the kernel served.
     ///
     /// A process reports when it ends by `exit` or `_exit`, on standard error or at the end of FILE. FILE is opened
@@ -152,7 +158,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     command.arg0(name).args(arguments);
     command.env("LD_PRELOAD", preloaded(&library));
     let statistics = if let Some(policy) = options.fair {
-        fair::prepare(&mut command, policy)?;
+        fair::prepare(&mut command, policy, options.datagrams)?;
         fair::STATISTICS
     } else {
         let kinds: Vec<_> = options.user.iter().map(|kind| kind.name()).collect();
