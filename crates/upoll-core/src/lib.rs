@@ -1,8 +1,8 @@
 //! The core of [upoll](https://docs.rs/upoll): wait queues, open file descriptions, interest lists and ready lists.
 //!
 //! The core knows no kernel fd. It is `no_std` with `alloc`, and makes no system call. With `std` the crate `upoll-sys` makes
-//! a few for it: contended locks sleep by `futex(2)` and issue barriers by `membarrier(2)`, a thread that has woken many yields,
-//! signals are blocked while one list changes, and `max_user_watches` is read once. A set reaches the kernel through its
+//! a few for it. Contended locks sleep by `futex(2)` and issue barriers by `membarrier(2)`. A thread that has woken many yields.
+//! Signals are blocked while one list changes, and `max_user_watches` is read once. A set reaches the kernel through its
 //! [`KernelBackend`](epoll::backend::KernelBackend), which the crate `upoll` provides, and an object names the part of
 //! itself that the kernel reports by [`Pollable::kernel_source`].
 //!

@@ -1,4 +1,4 @@
-//! What `upoll` and `libupoll_fair` agree on: the names of the policies, and the memory that the processes of one run share.
+//! The agreement of `upoll` and `libupoll_fair`: the names of the policies, and the memory that the processes of one run share.
 //! It holds the workers that look after sleeping ones, and the counts of each worker.
 //!
 //! The library maps a file of this layout. `upoll` reads the file for counts while the run goes on.

@@ -43,7 +43,7 @@ pub(crate) fn has_listener() -> bool {
     HAS_LISTENER.load(Ordering::Relaxed)
 }
 
-/// Has `poll` and `select` look for datagram sockets from the start, as none may be bound or listen.
+/// Makes `poll` and `select` check for datagram sockets from the start, as the process may bind none and never listen.
 pub(crate) fn start() {
     HAS_LISTENER.store(settings::with_datagrams(), Ordering::Relaxed);
 }

@@ -4,8 +4,8 @@
 pub(crate) struct CLibrary;
 
 /// Exports functions under the C library's names, and makes the C library's own functions of `CLibrary`. Where the body of one
-/// does not return, the C library's function is called with the same arguments. What follows `then` takes note of the result. The
-/// contract of each is that of the C library's: pointers are valid as far as the kernel or the C library reads them.
+/// does not return, the C library's function is called with the same arguments. The expression after `then` takes note of the
+/// result. The contract of each is that of the C library's: pointers are valid as far as the kernel or the C library reads them.
 macro_rules! exports {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $before:block $(then $after:expr;)?)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of the C library.")]

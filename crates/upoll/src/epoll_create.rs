@@ -286,7 +286,7 @@ impl Epoll {
         self.file.harvest_in_turn(events)
     }
 
-    /// Has the source of `rotating` choose this set by a line of its own.
+    /// Makes the source of `rotating` choose this set by a line of its own.
     pub fn be_chosen(&self, rotating: &Epoll) {
         self.file.be_chosen(&rotating.file);
     }

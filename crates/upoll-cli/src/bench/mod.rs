@@ -63,7 +63,7 @@ pub(crate) struct Options {
     /// The requests come at full load. They are at most eight times those that this takes with equal shares.
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=100_000), default_value_t = fair::WARM_UP)]
     warm_up: u64,
-    /// Gives the servers in `fair` one half of the processors and their clients the other.
+    /// Runs the servers in `fair` on one half of the processors and their clients on the other.
     ///
     /// Clients on the processors of a server preempt its workers. Those switches have nothing to do with the way in which
     /// workers are woken.

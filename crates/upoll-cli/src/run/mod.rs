@@ -52,7 +52,7 @@ pub(crate) struct Options {
     fair: Option<Policy>,
     /// With `--fair`, has workers take turns at datagram sockets, too: UDP and Unix ones.
     ///
-    /// A program does not say which of them its workers share, so each one is registered exclusively. Edge-triggered
+    /// The library cannot know which of them the workers share, so it registers each one exclusively. Edge-triggered
     /// interests in them stay as they are. `--stats` counts no messages.
     #[arg(long, requires = "fair")]
     datagrams: bool,

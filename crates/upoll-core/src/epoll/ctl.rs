@@ -562,7 +562,7 @@ impl ItemRef<'_> {
         });
     }
 
-    /// The item's file is a set. `bits` say which kind of set.
+    /// The item's file is a set. `bits` are those of its kind.
     fn watch_set(self, bits: u32) {
         let locked = self.locked();
         locked.set_nested(locked.nested() + 1);

@@ -6,7 +6,7 @@
 //!
 //! # Access
 //! All that a set's lock guards is reached through a [`LockedSet`], and an item through an [`ItemRef`] that borrows the locked
-//! set. What removes an item, or changes the tables, needs an `ItemMut`, which borrows the locked set mutably.
+//! set. A function that removes an item, or changes the tables, needs an `ItemMut`, which borrows the locked set mutably.
 
 mod item;
 

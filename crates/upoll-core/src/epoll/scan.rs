@@ -33,7 +33,7 @@ struct Scan<'a> {
     progress: Progress,
 }
 
-/// What a scan has found so far.
+/// The findings of a scan so far.
 struct Progress {
     /// Level-triggered items that were reported and stay ready.
     again: ReadyList,

@@ -74,7 +74,7 @@ impl WaitQueue {
     pub(super) fn call<'l>(&self, linked: Linked<'l>, wake: &mut Wake<'_>) -> Called<'l> {
         step(Step::Call);
         let (entry, on_wake) = (linked.as_ptr(), linked.entry().on_wake);
-        // SAFETY: the entry is linked into this queue, whose lock is held: `Held` gives the entries of its own list.
+        // SAFETY: the entry is linked into this queue, whose lock is held: `Held` returns the entries of its own list.
         let reply = Deferred::through(wake, self, |wake| unsafe { on_wake(entry, wake) });
         match reply {
             Reply::Declined => Called::Declined,

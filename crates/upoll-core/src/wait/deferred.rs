@@ -90,7 +90,7 @@ impl Deferred {
         self.len += 1;
     }
 
-    /// Has this thread yield its processor, after it has woken the threads and tasks.
+    /// Makes this thread yield its processor, after it has woken the threads and tasks.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
     pub(super) fn yield_if(&mut self, yields: bool) {

@@ -17,7 +17,7 @@
 //! | *Deferred work*: what a wakeup does once its locks are free | `deferred.rs`, `tasks.rs` |
 //!
 //! How exclusive waiters take turns is a policy beside that, in `rotation.rs`. Its state is `Turns`, which the lock guards,
-//! and `Rotation`. The queue tells it of entries that are linked last and of claims that come and go.
+//! and `Rotation`. The queue notifies it of entries that are linked last and of claims that come and go.
 //!
 //! # Claims
 //! A wakeup that an exclusive waiter took is that waiter's *claim* until it has polled the object
@@ -85,7 +85,7 @@ pub struct WaitQueue {
     inside: Mutex<Inside>,
 }
 
-/// What the lock of a queue guards.
+/// The contents of a queue, which its lock guards.
 struct Inside {
     entries: List,
     /// The policy's state.

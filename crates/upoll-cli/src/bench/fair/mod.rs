@@ -60,7 +60,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// Has servers and clients share `cpus`, or with `apart` gives each of them a half.
+    /// Lets servers and clients share `cpus`, or with `apart` splits them into two halves.
     ///
     /// # Errors
     /// The two are to be kept apart, and there is but one processor.
