@@ -77,8 +77,8 @@ pub fn alternate_stack() -> Option<AlternateStack> {
     })
 }
 
-/// Blocks signals until it is dropped, which restores the mask that was there before. Those of one thread are dropped in
-/// the reverse order of their making.
+/// Blocks signals until it is dropped, which restores the mask that was there before. The guards of one thread are dropped
+/// in the reverse order of their making.
 #[derive(Debug)]
 pub struct Blocked {
     before: u64,
