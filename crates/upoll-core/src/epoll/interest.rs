@@ -274,9 +274,12 @@ impl<'a> LockedSet<'a> {
     }
 
     /// The first item in slot `from` or behind it, and its slot.
+    #[inline]
     pub(super) fn next_from(&self, from: u32) -> Option<(u32, ItemRef<'_>)> {
-        let slot = self.interests.slots.next_taken(from)?;
-        Some((slot, self.at(slot)?))
+        let (slot, item) = self.interests.slots.next_taken(from)?;
+        // SAFETY: the slots that are taken are those in the table, except within `insert` and `ItemMut::remove`, which borrow
+        // the set mutably.
+        Some((slot, unsafe { ItemRef::new(NonNull::from(item), self) }))
     }
 
     /// The same, to change or remove it.

@@ -110,15 +110,17 @@ impl Slab {
         chunk.is_some_and(|chunk| chunk.vacant & (1 << place) == 0)
     }
 
-    /// The first slot from `from` on that is taken.
-    pub(super) fn next_taken(&self, from: u32) -> Option<u32> {
+    /// The first slot from `from` on that is taken, and its item.
+    #[inline]
+    pub(super) fn next_taken(&self, from: u32) -> Option<(u32, &Item)> {
         let (first, place) = Self::place(from);
         let mut places = u64::MAX << place;
         for (at, chunk) in self.chunks.iter().enumerate().skip(first) {
             let at = u32::try_from(at).ok()?;
             let taken = Self::all(at) & !chunk.vacant & places;
             if taken != 0 {
-                return Some(Self::base(at) + taken.trailing_zeros());
+                let place = taken.trailing_zeros();
+                return Some((Self::base(at) + place, &chunk.items[place as usize]));
             }
             places = u64::MAX;
         }
