@@ -171,7 +171,7 @@ fn an_event_that_is_offered_to_a_worker_that_comes_back_is_not_lost() {
 /// Two jobs are there before a wait begins whose limit is over. Another worker takes one of them, and ends.
 #[test]
 fn a_wait_whose_limit_ends_does_not_miss_a_job_that_is_just_offered_to_it() {
-    model(3, || {
+    model(4, || {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let (_rotating, [first, second]) = workers_of::<2>(&source);
         let jobs = source.clone();
