@@ -291,11 +291,10 @@ impl<'a> LockedSet<'a> {
 
     /// All items, in the order of their slots. So a walk of thousands goes through memory in its order.
     pub(super) fn iter(&self) -> impl Iterator<Item = ItemRef<'_>> {
-        let mut from = 0;
-        core::iter::from_fn(move || {
-            let (slot, item) = self.next_from(from)?;
-            from = slot + 1;
-            Some(item)
+        self.interests.slots.iter().map(|item| {
+            // SAFETY: the slots that are taken are those in the table, except within `insert` and `ItemMut::remove`, which borrow
+            // the set mutably.
+            unsafe { ItemRef::new(NonNull::from(item), self) }
         })
     }
 

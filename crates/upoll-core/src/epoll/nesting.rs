@@ -107,10 +107,11 @@ impl Below {
                 if item.state() & state::WATCHES_SET == 0 {
                     continue;
                 }
-                let Some(inside) = as_set(item.file()) else {
+                let file = item.file();
+                let Some(inside) = as_set(file) else {
                     continue;
                 };
-                let identity = FileId::of(item.file());
+                let identity = FileId::of(file);
                 let depth = if identity == self.adding_to || level > MAX_NESTS {
                     MAX_NESTS + 1
                 } else {

@@ -7,6 +7,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::iter;
 
 use super::Set;
 use super::interest::Item;
@@ -108,6 +109,18 @@ impl Slab {
         let (chunk, place) = Self::place(slot);
         let chunk = self.chunks.get(chunk);
         chunk.is_some_and(|chunk| chunk.vacant & (1 << place) == 0)
+    }
+
+    /// The items in slots that are taken, in the order of their slots.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
+        self.chunks.iter().zip(0..).flat_map(|(chunk, at)| {
+            let mut taken = Self::all(at) & !chunk.vacant;
+            iter::from_fn(move || {
+                let item = chunk.items.get(taken.trailing_zeros() as usize)?;
+                taken &= taken - 1;
+                Some(item)
+            })
+        })
     }
 
     /// The first slot from `from` on that is taken, and its item.
