@@ -179,7 +179,7 @@ fn without_the_second_poll_a_scan_loses_a_wake() {
 /// thread is about to queue it for the same write.
 #[test]
 fn a_writer_that_polls_finds_its_event_while_others_change_the_set() {
-    model(3, || {
+    model(4, || {
         let counter = EventFd::new(0).unwrap();
         let set = set_of(&counter, IN);
         let (other_set, other_counter) = (set.clone(), counter.clone());
