@@ -60,7 +60,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// Lets servers and clients share `cpus`, or with `apart` splits them into two halves.
+    /// Makes processors of `cpus`: all for servers and clients alike, or with `apart` a half for each.
     ///
     /// # Errors
     /// The two are to be kept apart, and there is but one processor.

@@ -58,7 +58,7 @@ impl<const N: usize> Cells<N> {
 impl FreeCell {
     #[inline]
     pub(super) fn fill(self, waker: Waker) -> Cell {
-        // SAFETY: a room has one owner at a time: `free` finds it not taken, and its owner alone gives it back.
+        // SAFETY: a room has one owner at a time: `free` has found it vacant, and only its owner frees it.
         unsafe { (*self.room().waker.get()).write(waker) };
         Cell(self)
     }
